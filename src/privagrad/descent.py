@@ -1,0 +1,298 @@
+"""Private minimisation: the loop of Algorithms 1 and 2, once for every method."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from concurrent.futures import Executor, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from privagrad import _progress, _threads, _validate
+from privagrad._validate import Vector
+from privagrad.accounting import ACCOUNTANT, PrivacyPlan, PrivacyReport, relation_of
+from privagrad.domains import Domain, WholeSpace
+from privagrad.geometry import PROJECTIONS, Ellipsoid, Projection
+from privagrad.glm import GlmGradients
+from privagrad.losses import Loss
+from privagrad.mechanism import GaussianSum
+from privagrad.methods import METHODS, Method
+from privagrad.noise import RandomSource, RandomState, random_source
+from privagrad.sampling import SAMPLINGS, Sampling, batches
+from privagrad.tables import as_rows, as_targets
+
+Callback = Callable[[int, Vector], object]
+
+
+@dataclass
+class Diagnostics:
+    """Counts over all steps, taken without noise: NOT covered by the guarantee, not to publish."""
+
+    examples: int = 0
+    clipped: int = 0
+    nonfinite: int = 0
+
+
+@dataclass(frozen=True)
+class Result:
+    """Where a run ended.
+
+    Attributes
+    ----------
+    x : the suffix average, what every method returns by default
+    last : the last iterate
+    average : mean of all iterates x_1 ... x_T, what Algorithms 1 and 2 return
+    suffix_average : mean of the last half of the iterates
+    privacy : what it cost
+    diagnostics : counts for debugging, NOT private
+    """
+
+    last: Vector
+    average: Vector
+    suffix_average: Vector
+    privacy: PrivacyReport
+    diagnostics: Diagnostics = field(repr=False)
+
+    @property
+    def x(self) -> Vector:
+        return self.suffix_average
+
+
+def minimize(
+    loss: str | Loss,
+    X: Any,
+    y: ArrayLike | None = None,
+    *,
+    method: str = "pagan",
+    epsilon: float | None = None,
+    delta: float = 1e-5,
+    ellipsoid: Ellipsoid | None = None,
+    domain: Domain | None = None,
+    batch_size: int | None = None,
+    steps: int | None = None,
+    step_size: float | None = None,
+    sampling: Sampling = "poisson",
+    projection: Projection = "radial",
+    x0: ArrayLike | None = None,
+    random_state: RandomState = None,
+    callback: Callback | None = None,
+    progress: bool | None = None,
+    threads: int | None = None,
+) -> Result:
+    """Minimise the mean of F(x; z_i) over a domain under differential privacy.
+
+    Parameters
+    ----------
+    loss : "absolute", "logistic", "hinge", "huber", "quantile", "linear", or a `Loss`
+    X : array, CSR matrix, or pandas or Polars frame of numbers, of shape (n, d)
+    y : targets of shape (n,); None for the linear loss
+    method : "pagan", "pasan", "dp-adagrad", "dp-sgd", or the non-private "adagrad", "sgd"
+    epsilon, delta : the budget; ``epsilon=float("inf")`` means no noise and no clipping
+    ellipsoid : what gradients are bounded to, and the shape of the noise. Methods with A = I take
+        its radius alone. Its scale and radius must not come from these rows unless privately.
+    domain : the set to optimise over, default `WholeSpace()`
+    batch_size : expected rows a step, default max(√n, n/100)
+    steps : default (n / batch_size)², as in Lemma 1
+    step_size : α; default diam_2 of the domain for PASAN, diam_∞ for AdaGrad and PAGAN
+    sampling : "poisson", "with_replacement" (the paper's) or "without_replacement"
+    projection : "radial", or "euclidean" for the paper's π_A
+    x0 : where to start, default the domain's point next to 0
+    random_state : None draws from the secure source; a seed makes the run repeatable and NOT private
+    callback : called as ``callback(k, x)`` after step k = 1, 2, ...; x is the loop's own array,
+        copy what you keep. A true return value ends the run.
+    progress : a bar: None after two seconds on a terminal, False never, True always
+    threads : default all processors; the result does not depend on it
+
+    Returns
+    -------
+    Result
+        ``x``, ``last``, ``average``, ``suffix_average``, ``privacy``.
+
+    Guarantees
+    ----------
+    All iterates together satisfy ``result.privacy``. The number of rows n is public.
+    """
+    rule = METHODS[_validate.choice("method", method, METHODS)]
+    _validate.choice("sampling", sampling, SAMPLINGS)
+    _validate.choice("projection", projection, PROJECTIONS)
+    rows = as_rows(X)
+    n, dim = rows.shape
+    kind = loss if isinstance(loss, Loss) else Loss(loss)
+    gradients = GlmGradients(kind, rows, kind.targets(as_targets(y), n))
+    domain = WholeSpace() if domain is None else domain
+    batch_size = _batch_size(batch_size, n)
+    steps = _validate.whole("steps", round((n / batch_size) ** 2) if steps is None else steps)
+    step_size = _step_size(step_size, rule, domain, dim)
+    x = domain.project(np.zeros(dim) if x0 is None else _validate.vector("x0", x0, dim=dim))
+    source = random_source(random_state)
+
+    plan = shape = None
+    if _is_private(rule, epsilon):
+        shape = rule.ellipsoid(_given_ellipsoid(ellipsoid, dim))
+        plan = PrivacyPlan.calibrate(
+            float(epsilon or 0), delta, n, batch_size, steps, sampling
+        )
+    with _pool(threads) as pool:
+        oracle = _Oracle(gradients, batch_size, shape, plan, projection, source, pool)
+        drawn = batches(sampling, n, batch_size, steps, source.sampler)
+        drawn = _progress.track(drawn, steps, method, progress)
+        done, averages = descend(rule, oracle, drawn, x, domain, step_size, steps, callback)
+    return Result(
+        last=x,
+        average=averages[0],
+        suffix_average=averages[1],
+        privacy=_report(plan, done, delta, sampling, source),
+        diagnostics=oracle.diagnostics,
+    )
+
+
+def descend(
+    method: Method,
+    oracle: Callable[[Vector, Any], Vector],
+    drawn: Iterator[Any],
+    x: Vector,
+    domain: Domain,
+    step_size: float,
+    steps: int,
+    callback: Callback | None = None,
+) -> tuple[int, tuple[Vector, Vector]]:
+    """Move `x` in place through the batches; how many steps, the average and suffix average.
+
+    ``oracle(x, batch)`` is the gradient of a batch, private or not.
+    """
+    state = method.start(x.size)
+    total = np.zeros_like(x)
+    before, skipped = np.zeros_like(x), 0
+    done = 0
+    for batch in drawn:
+        gradient = oracle(x, batch)
+        metric = method.step(state, x, gradient, step_size)
+        domain.project_into(x, x, metric)
+        total += x
+        done += 1
+        if done == steps // 2:
+            before, skipped = total.copy(), done
+        if callback is not None and callback(done, x):
+            break
+    return done, (total / done, (total - before) / (done - skipped))
+
+
+class _Oracle:
+    """The gradient of a batch over the expected batch size: bounded and noisy under a plan."""
+
+    def __init__(
+        self,
+        gradients: GlmGradients,
+        batch_size: int,
+        ellipsoid: Ellipsoid | None,
+        plan: PrivacyPlan | None,
+        projection: Projection,
+        source: RandomSource,
+        pool: Executor | None,
+    ) -> None:
+        self.gradients, self.batch_size, self.ellipsoid = gradients, batch_size, ellipsoid
+        self.projection, self.source, self.pool = projection, source, pool
+        dim = gradients.rows.shape[1]
+        self.total = np.empty(dim)
+        self.mechanism = plan and GaussianSum(dim, plan.noise_multiplier, batch_size)
+        self.diagnostics = Diagnostics()
+
+    def __call__(self, x: Vector, batch: Any) -> Vector:
+        total = self.total
+        total.fill(0.0)
+        if self.mechanism is None or self.ellipsoid is None:
+            counts = self.gradients.add_plain(total, x, batch, self.pool)
+            total /= self.batch_size
+        else:
+            counts = self.gradients.add_bounded(
+                total, x, batch, self.ellipsoid, self.mechanism.grid, self.projection, self.pool
+            )
+            self.mechanism.release(total, self.ellipsoid, self.source, self.pool)
+        self.diagnostics.examples += batch.size
+        self.diagnostics.clipped += counts[0]
+        self.diagnostics.nonfinite += counts[1]
+        return total
+
+
+def _is_private(method: Method, epsilon: float | None) -> bool:
+    if method.shape == "none":
+        if epsilon is not None and not math.isinf(epsilon):
+            raise ValueError(
+                f"Expected epsilon=inf for the non-private method {method.name!r}, found "
+                f"epsilon={epsilon!r}. Its private versions: 'dp-sgd', 'dp-adagrad', 'pasan', 'pagan'."
+            )
+        return False
+    if epsilon is None:
+        raise ValueError(
+            f"Expected a budget epsilon for the private method {method.name!r}, found None. "
+            "Give for example epsilon=1.0, or float('inf') for no privacy."
+        )
+    return not math.isinf(_validate.positive("epsilon", epsilon, allow_inf=True))
+
+
+def _given_ellipsoid(ellipsoid: Ellipsoid | None, dim: int) -> Ellipsoid:
+    if not isinstance(ellipsoid, Ellipsoid):
+        raise ValueError(
+            f"Expected an Ellipsoid of dimension {dim}, found {ellipsoid!r}. With public second "
+            "moments σ_j² of the features: Ellipsoid(σ ** (-4/3), radius) for 'pagan', "
+            "Ellipsoid(1/σ, radius) for 'pasan', Ellipsoid.ball(dim, radius) otherwise."
+        )
+    if ellipsoid.dim != dim:
+        raise ValueError(
+            f"Expected an ellipsoid of dimension {dim}, the columns of X; found {ellipsoid.dim}."
+        )
+    return ellipsoid
+
+
+def _batch_size(given: int | None, n: int) -> int:
+    batch_size = round(max(math.sqrt(n), n / 100)) if given is None else given
+    if _validate.whole("batch_size", batch_size) > n:
+        raise ValueError(
+            f"Expected batch_size <= {n}, the rows of X; found batch_size={batch_size}."
+        )
+    return batch_size
+
+
+def _step_size(given: float | None, method: Method, domain: Domain, dim: int) -> float:
+    if given is not None:
+        return _validate.positive("step_size", given)
+    default = method.default_step_size(domain, dim)
+    if not 0 < default < math.inf:
+        raise ValueError(
+            f"Expected a step_size: {method.name!r} has no default on {domain!r}. Give one, or for "
+            "'pasan', 'adagrad' and 'pagan' a bounded domain, for example domain=Box(-1, 1)."
+        )
+    return default
+
+
+def _report(
+    plan: PrivacyPlan | None, done: int, delta: float, sampling: Sampling, source: RandomSource
+) -> PrivacyReport:
+    if plan is None:
+        return PrivacyReport(
+            math.inf, delta, relation_of(sampling), sampling, "none", (), source.seeded
+        )
+    spent = plan if done == plan.events[-1].count else plan.stopped_after(done)
+    return PrivacyReport(
+        spent.epsilon(delta),
+        delta,
+        plan.relation,
+        sampling,
+        ACCOUNTANT,
+        spent.events,
+        source.seeded,
+    )
+
+
+@contextmanager
+def _pool(threads: int | None) -> Iterator[Executor | None]:
+    count = _threads.available() if threads is None else _validate.whole("threads", threads)
+    if count == 1:
+        yield None
+        return
+    with ThreadPoolExecutor(count) as pool:
+        yield pool

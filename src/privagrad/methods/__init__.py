@@ -1,0 +1,11 @@
+"""The optimizers, one file each: adding one is a file and a line here."""
+
+from privagrad.methods._base import Method
+from privagrad.methods.adagrad import AdaGrad, DPAdaGrad
+from privagrad.methods.pagan import PAGAN
+from privagrad.methods.pasan import PASAN
+from privagrad.methods.sgd import DPSGD, SGD
+
+METHODS: dict[str, Method] = {
+    method.name: method for method in (SGD(), AdaGrad(), DPSGD(), DPAdaGrad(), PASAN(), PAGAN())
+}

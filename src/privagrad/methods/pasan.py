@@ -1,0 +1,38 @@
+"""PASAN: SGD with an adaptive step size and noise in the ellipsoid's shape (Algorithm 1)."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from privagrad._validate import Vector
+from privagrad.domains import Domain
+from privagrad.methods._base import Method, Shape
+
+
+@dataclass
+class _State:
+    squares: float
+    scratch: Vector
+
+
+class PASAN(Method):
+    """x ← x - α_k ĝ_k with α_k = α / sqrt(Σ_{i ≤ k} ‖ĝ_i‖²)."""
+
+    name: ClassVar[str] = "pasan"
+    shape: ClassVar[Shape] = "ellipsoid"
+
+    def default_step_size(self, domain: Domain, dim: int) -> float:
+        return domain.euclidean_diameter(dim)  # Theorem 1
+
+    def start(self, dim: int) -> _State:
+        return _State(0.0, np.empty(dim))
+
+    def step(self, state: _State, x: Vector, gradient: Vector, step_size: float) -> None:
+        state.squares += float(gradient @ gradient)  # Alg. 1, line 7
+        if state.squares > 0:
+            rate = step_size / math.sqrt(state.squares)
+            np.subtract(x, np.multiply(gradient, rate, out=state.scratch), out=x)  # line 8

@@ -1,0 +1,36 @@
+"""Stochastic gradient descent with a constant step, plain and private (Abadi et al. 2016)."""
+
+from __future__ import annotations
+
+import math
+from typing import ClassVar
+
+import numpy as np
+
+from privagrad._validate import Vector
+from privagrad.domains import Domain
+from privagrad.methods._base import Method, Shape
+
+
+class SGD(Method):
+    """x ← x - α g."""
+
+    name: ClassVar[str] = "sgd"
+    shape: ClassVar[Shape] = "none"
+
+    def default_step_size(self, domain: Domain, dim: int) -> float:
+        # No theorem gives a constant step without knowing the gradients' size.
+        return math.inf
+
+    def start(self, dim: int) -> Vector:
+        return np.empty(dim)
+
+    def step(self, state: Vector, x: Vector, gradient: Vector, step_size: float) -> None:
+        np.subtract(x, np.multiply(gradient, step_size, out=state), out=x)
+
+
+class DPSGD(SGD):
+    """SGD on gradients bounded to a ball, with isotropic noise."""
+
+    name: ClassVar[str] = "dp-sgd"
+    shape: ClassVar[Shape] = "ball"

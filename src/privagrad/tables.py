@@ -1,0 +1,105 @@
+"""What users hold, turned into rows the kernels read: arrays, CSR matrices, data frames."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numba import njit
+
+from privagrad.glm import DenseRows, SparseRows
+
+_FLOATS = (np.dtype(np.float32), np.dtype(np.float64))
+
+
+def as_rows(X: Any) -> DenseRows | SparseRows:
+    """Rows of a NumPy array, a SciPy sparse matrix, or a pandas or Polars frame of numbers.
+
+    float32 and float64 arrays in C order and canonical CSR matrices are used as they are,
+    without a copy.
+    """
+    if hasattr(X, "tocsr"):
+        return _sparse(X)
+    if hasattr(X, "columns") and hasattr(X, "dtypes"):
+        X = _frame(X)
+    try:
+        array = np.asarray(X)
+    except (TypeError, ValueError) as error:
+        raise TypeError(f"Expected X to be a table of numbers, found {type(X).__name__}.") from error
+    if array.ndim != 2:
+        raise ValueError(
+            f"Expected X of shape (n, d), found shape {array.shape}. "
+            "Reshape one feature with X.reshape(-1, 1), one example with X.reshape(1, -1)."
+        )
+    if array.dtype.kind not in "biuf":
+        raise TypeError(
+            f"Expected X to hold numbers, found dtype {array.dtype}. "
+            "Encode text and categories as numbers first."
+        )
+    dtype = array.dtype if array.dtype in _FLOATS else np.float64
+    rows = DenseRows(np.ascontiguousarray(array, dtype=dtype))
+    _require_size(rows.shape)
+    return rows
+
+
+def as_targets(y: Any) -> Any:
+    """A column of targets as an array: frames of one column and series included."""
+    if hasattr(y, "to_numpy"):
+        y = y.to_numpy()
+    if y is None:
+        return None
+    array = np.asarray(y)
+    return array[:, 0] if array.ndim == 2 and array.shape[1] == 1 else array
+
+
+def _frame(X: Any) -> Any:
+    columns = [np.asarray(X[name]) for name in X.columns]
+    strange = [
+        f"{name!r} ({column.dtype})"
+        for name, column in zip(X.columns, columns, strict=True)
+        if column.dtype.kind not in "biuf"
+    ]
+    if strange:
+        raise TypeError(
+            f"Expected numeric columns only, found {', '.join(strange[:10])}"
+            + (f" and {len(strange) - 10} more" if len(strange) > 10 else "")
+            + ". Encode them as numbers, fill missing values, or drop them."
+        )
+    common = np.float32 if all(c.dtype == np.float32 for c in columns) else np.float64
+    return np.column_stack(columns).astype(common) if columns else np.empty((len(X), 0))
+
+
+def _sparse(X: Any) -> SparseRows:
+    matrix = X.tocsr()
+    if matrix.dtype.kind not in "biuf":
+        raise TypeError(f"Expected X to hold numbers, found dtype {matrix.dtype}.")
+    _require_size(matrix.shape)
+    if matrix.dtype not in _FLOATS:
+        matrix = matrix.astype(np.float64)
+    # SciPy's own flag may be stale, and an entry stored twice would count too little in the norm.
+    if not _is_canonical(matrix.indices, matrix.indptr, matrix.shape[1], matrix.data.size):
+        matrix = matrix.copy()
+        matrix.has_canonical_format = matrix.has_sorted_indices = False
+        matrix.check_format(full_check=True)
+        matrix.sum_duplicates()
+    return SparseRows(matrix.data, matrix.indices, matrix.indptr, matrix.shape[1])
+
+
+def _require_size(shape: tuple[int, int]) -> None:
+    if min(shape) < 1:
+        raise ValueError(f"Expected at least one row and one column in X, found shape {shape}.")
+
+
+@njit(cache=True, nogil=True)
+def _is_canonical(indices: Any, indptr: Any, dim: Any, entries: Any) -> Any:
+    if indptr[0] != 0 or indptr[-1] != entries:
+        return False
+    for i in range(indptr.size - 1):
+        if indptr[i] > indptr[i + 1]:
+            return False
+        before = -1
+        for k in range(indptr[i], indptr[i + 1]):
+            if indices[k] <= before or indices[k] >= dim:
+                return False
+            before = indices[k]
+    return True
