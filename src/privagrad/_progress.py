@@ -15,7 +15,7 @@ _LOOK_EVERY = 64
 def track(
     items: Iterable[Item], total: int, description: str, show: bool | None = None
 ) -> Iterator[Item]:
-    """`items`, with a bar after two seconds; `show` False never, True at once, None on terminals."""
+    """`items` with a bar: at once if `show`, after two seconds on a terminal if it is None."""
     if show is False or (show is None and not sys.stderr.isatty()):
         yield from items
         return

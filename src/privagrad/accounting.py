@@ -87,7 +87,7 @@ class GaussianEvent:
 
 
 def relation_of(sampling: Sampling) -> Relation:
-    """Poisson samples are accounted under add-or-remove-one, samples of fixed size under replace-one."""
+    """Add-or-remove-one for Poisson samples, replace-one for samples of fixed size."""
     return "add-or-remove-one" if sampling == "poisson" else "replace-one"
 
 
@@ -212,8 +212,9 @@ def _calibrated(
     spent = _epsilon(others, relation, delta, fine=True)
     if spent >= epsilon:
         raise ValueError(
-            f"Expected a budget above what the other events already cost, found epsilon={epsilon:g} "
-            f"with {spent:.4g} spent on {', '.join(e.purpose for e in others)}: raise epsilon, or "
+            "Expected a budget above what the other events already cost, found "
+            f"epsilon={epsilon:g} with {spent:.4g} spent on "
+            f"{', '.join(e.purpose for e in others)}: raise epsilon, or "
             "give those events more noise."
         )
 
@@ -287,13 +288,13 @@ def _loss_distribution(
             value_discretization_interval=interval,
         )
     upper = 1
-    while fixed_size_profile(event, np.array([upper * interval]))[0] > 10 * _TAIL:
+    while fixed_size_profile(event, np.full(1, upper * interval))[0] > 10 * _TAIL:
         upper *= 2
     # No outcome is less likely than 1 - rate times as likely under the neighbour.
     lower = -upper
     if event.rate < 1:
         lower = max(lower, math.floor(math.log1p(-event.rate) / interval) - 1)
-    deltas = fixed_size_profile(event, np.arange(lower, upper + 1) * interval)
+    deltas = fixed_size_profile(event, interval * np.arange(lower, upper + 1, dtype=np.float64))
     pmf = pld_pmf.create_pmf_pessimistic_connect_dots_fixed_gap(interval, lower, upper, deltas)
     return pld.PrivacyLossDistribution(pmf)
 
@@ -305,8 +306,8 @@ def fixed_size_profile(event: GaussianEvent, epsilons: Vector) -> Vector:
     η = P(K ≥ 1). Given K = 0 the releases have one distribution, ω₀; so they are
     (1 - η) ω₀ + η ω₁ and (1 - η) ω₀ + η ω₁'. With α' = e^{ε'} = 1 + η (α - 1), α ≥ 1, advanced
     joint convexity (Balle, Barthe, Gaboardi 2018, Theorem 2) gives
-    H_α'(·‖·) = η H_α(ω₁ ‖ (1 - β) ω₀ + β ω₁') with β = α'/α ∈ [0, 1], which joint convexity bounds by
-    η ((1 - β) H_α(ω₁ ‖ ω₀) + β H_α(ω₁ ‖ ω₁')).
+    H_α'(·‖·) = η H_α(ω₁ ‖ (1 - β) ω₀ + β ω₁') with β = α'/α ∈ [0, 1], and joint convexity
+    bounds that by η ((1 - β) H_α(ω₁ ‖ ω₀) + β H_α(ω₁ ‖ ω₁')).
 
     Couple the samples: replacing the k draws of row i by other draws, or by the changed row,
     changes k vectors of norm ≤ 1, so that both divergences, given K = k, are at most δ_k(ε): the

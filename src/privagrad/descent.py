@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import contextmanager
@@ -12,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from privagrad import _progress, _threads, _validate
+from privagrad import _progress, _validate
 from privagrad._validate import Vector
 from privagrad.accounting import ACCOUNTANT, PrivacyPlan, PrivacyReport, relation_of
 from privagrad.domains import Domain, WholeSpace
@@ -101,7 +102,7 @@ def minimize(
     sampling : "poisson", "with_replacement" (the paper's) or "without_replacement"
     projection : "radial", or "euclidean" for the paper's π_A
     x0 : where to start, default the domain's point next to 0
-    random_state : None draws from the secure source; a seed makes the run repeatable and NOT private
+    random_state : None for the secure source; a seed makes a run repeatable and NOT private
     callback : called as ``callback(k, x)`` after step k = 1, 2, ...; x is the loop's own array,
         copy what you keep. A true return value ends the run.
     progress : a bar: None after two seconds on a terminal, False never, True always
@@ -133,9 +134,7 @@ def minimize(
     plan = shape = None
     if _is_private(rule, epsilon):
         shape = rule.ellipsoid(_given_ellipsoid(ellipsoid, dim))
-        plan = PrivacyPlan.calibrate(
-            float(epsilon or 0), delta, n, batch_size, steps, sampling
-        )
+        plan = PrivacyPlan.calibrate(float(epsilon or 0), delta, n, batch_size, steps, sampling)
     with _pool(threads) as pool:
         oracle = _Oracle(gradients, batch_size, shape, plan, projection, source, pool)
         drawn = batches(sampling, n, batch_size, steps, source.sampler)
@@ -198,7 +197,7 @@ class _Oracle:
         self.projection, self.source, self.pool = projection, source, pool
         dim = gradients.rows.shape[1]
         self.total = np.empty(dim)
-        self.mechanism = plan and GaussianSum(dim, plan.noise_multiplier, batch_size)
+        self.mechanism = GaussianSum(dim, plan.noise_multiplier, batch_size) if plan else None
         self.diagnostics = Diagnostics()
 
     def __call__(self, x: Vector, batch: Any) -> Vector:
@@ -223,7 +222,7 @@ def _is_private(method: Method, epsilon: float | None) -> bool:
         if epsilon is not None and not math.isinf(epsilon):
             raise ValueError(
                 f"Expected epsilon=inf for the non-private method {method.name!r}, found "
-                f"epsilon={epsilon!r}. Its private versions: 'dp-sgd', 'dp-adagrad', 'pasan', 'pagan'."
+                f"epsilon={epsilon!r}. Private are 'dp-sgd', 'dp-adagrad', 'pasan' and 'pagan'."
             )
         return False
     if epsilon is None:
@@ -290,9 +289,15 @@ def _report(
 
 @contextmanager
 def _pool(threads: int | None) -> Iterator[Executor | None]:
-    count = _threads.available() if threads is None else _validate.whole("threads", threads)
+    count = _processors() if threads is None else _validate.whole("threads", threads)
     if count == 1:
         yield None
         return
     with ThreadPoolExecutor(count) as pool:
         yield pool
+
+
+def _processors() -> int:
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1

@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from privagrad import _validate
+from privagrad._numba import kernel
 from privagrad._validate import Vector
 from privagrad.geometry import secular_root
 
@@ -80,12 +82,16 @@ class Box(Domain):
             )
         if not np.all(low <= high):
             raise ValueError("Expected low <= high in every coordinate; swap or correct them.")
-        object.__setattr__(self, "low", low)
-        object.__setattr__(self, "high", high)
+        object.__setattr__(self, "low", low if low.ndim else float(low))
+        object.__setattr__(self, "high", high if high.ndim else float(high))
+
+    @cached_property
+    def _edges(self) -> tuple[Vector, Vector]:
+        return np.atleast_1d(self.low), np.atleast_1d(self.high)
 
     def project_into(self, out: Vector, x: Vector, metric: Vector | None) -> Vector:
-        np.maximum(x, self.low, out=out)
-        return np.minimum(out, self.high, out=out)
+        _clip(out, x, *self._edges)
+        return out
 
     def scaled_diameter(self, scale: ArrayLike) -> float:
         weights = _validate.positive_vector("scale", scale)
@@ -94,6 +100,13 @@ class Box(Domain):
 
     def max_diameter(self, dim: int) -> float:
         return float(np.max(np.subtract(self.high, self.low)))
+
+
+@kernel()
+def _clip(out: Vector, x: Vector, low: Vector, high: Vector) -> None:
+    low_stride, high_stride = min(low.size - 1, 1), min(high.size - 1, 1)
+    for j in range(x.size):
+        out[j] = min(max(x[j], low[j * low_stride]), high[j * high_stride])
 
 
 @dataclass(frozen=True)
@@ -112,7 +125,7 @@ class L2Ball(Domain):
             return WholeSpace().project_into(out, x, None)
         if metric is None:
             return np.multiply(x, self.radius / norm, out=out)
-        stretch = metric.min() / metric
+        stretch: Vector = metric.min() / metric
         root = secular_root(x, stretch, self.radius)
         return np.divide(x, 1.0 + root * stretch, out=out)
 

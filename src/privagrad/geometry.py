@@ -8,10 +8,10 @@ from functools import cached_property
 from typing import Literal
 
 import numpy as np
-from numba import njit
 from numpy.typing import ArrayLike
 
 from privagrad import _validate
+from privagrad._numba import kernel
 from privagrad._validate import Vector
 
 Projection = Literal["radial", "euclidean"]
@@ -19,7 +19,7 @@ PROJECTIONS: tuple[Projection, ...] = ("radial", "euclidean")
 _NEWTON_STEPS = 200
 
 
-@njit(cache=True, nogil=True, error_model="numpy")
+@kernel()
 def secular_root(v: Vector, stretch: Vector, target: float) -> float:
     """The λ ≥ 0 with Σ v_j² / (1 + λ stretch_j)² = target², or 0 where ‖v‖ ≤ target.
 
@@ -57,7 +57,7 @@ def secular_root(v: Vector, stretch: Vector, target: float) -> float:
     return root
 
 
-@njit(cache=True, nogil=True, error_model="numpy")
+@kernel()
 def _project_rows_euclidean(whitened: np.ndarray, stretch: Vector) -> None:
     for i in range(whitened.shape[0]):
         row = whitened[i]
@@ -122,7 +122,8 @@ class Ellipsoid:
     @cached_property
     def stretch(self) -> Vector:
         """scale/max(scale): how fast each coordinate gives way under π_A."""
-        return self.scale / self.scale.max()
+        stretch: Vector = self.scale / self.scale.max()
+        return stretch
 
     def norm(self, G: ArrayLike) -> Vector | float:
         """sqrt(Σ_j scale_j g_j²) of each row of G, of shape (m, d) or (d,)."""
@@ -147,7 +148,8 @@ class Ellipsoid:
         rows = self._rows(G)
         if how == "radial":
             norms = np.asarray(_row_norms(rows * self.whitening))
-            return rows / np.maximum(norms, 1.0)[..., None]
+            inside: Vector = rows / np.maximum(norms, 1.0)[..., None]
+            return inside
         whitened = np.atleast_2d(rows * self.whitening)
         outside = np.asarray(_row_norms(whitened)) > 1.0
         moved = np.ascontiguousarray(whitened[outside])

@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
-from numba import njit
 from numpy.typing import ArrayLike
 
 from privagrad import _validate
+from privagrad._numba import kernel
 from privagrad._validate import Vector
 
 
@@ -44,7 +45,7 @@ LOSSES = tuple(_KINDS)
 _ABSOLUTE, _LOGISTIC, _HINGE, _HUBER, _QUANTILE, _LINEAR = range(len(LOSSES))
 
 
-@njit(cache=True, nogil=True, error_model="numpy", inline="always")
+@kernel(inline=True)
 def slope(code: int, parameter: float, margin: float, target: float) -> float:
     """dℓ/dm, a subgradient where ℓ bends; NaN for a margin or target that is NaN."""
     if code == _LOGISTIC:
@@ -93,18 +94,17 @@ class Loss:
             raise ValueError(
                 f"Expected the {kind.parameter} in (0, {kind.below:g}), found {value!r}."
             )
-        object.__setattr__(self, "parameter", float(value))
+        object.__setattr__(self, "parameter", float(value) if kind.parameter else None)
 
-    @property
-    def code(self) -> int:
-        """The loss's number inside the kernels."""
-        return LOSSES.index(self.name)
+    @cached_property
+    def key(self) -> tuple[int, float]:
+        """What the kernels call it: `slope`'s code and parameter."""
+        return LOSSES.index(self.name), float(self.parameter or 0.0)
 
     def value(self, margins: ArrayLike, targets: ArrayLike) -> Vector:
         """ℓ(m; y), elementwise."""
-        assert self.parameter is not None
         return _KINDS[self.name].value(
-            np.asarray(margins, np.float64), np.asarray(targets, np.float64), self.parameter
+            np.asarray(margins, np.float64), np.asarray(targets, np.float64), self.key[1]
         )
 
     def targets(self, y: ArrayLike | None, n_examples: int) -> Vector:

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
-from numba import njit
 from numpy.random import Generator
 
+from privagrad._numba import kernel
 from privagrad._validate import Vector
 from privagrad.geometry import Ellipsoid
 from privagrad.noise import RandomSource
@@ -57,6 +57,10 @@ class GaussianSum:
         """How far one vector can move the rounded sum, in whitened coordinates."""
         return 1.0 + math.sqrt(self.dim) * self.grid
 
+    @cached_property
+    def _deviation(self) -> float:
+        return self.noise_multiplier * self.sensitivity / self.grid
+
     def release(
         self,
         units: Vector,
@@ -69,16 +73,13 @@ class GaussianSum:
         units ← A^{-1/2} grid (round(units) + round(N(0, (z · sensitivity / grid)²))) / batch_size
         with the EXPECTED batch size.
         """
-        deviation = self.noise_multiplier * self.sensitivity / self.grid
-        factor = self.grid / self.batch_size
+        deviation, factor = self._deviation, self.grid / self.batch_size
+        unwhiten = ellipsoid.noise_std
 
         def release_span(lane: Generator, start: int, stop: int) -> None:
-            normals = np.empty(min(_BLOCK, stop - start))
             for first in range(start, stop, _BLOCK):
-                block = slice(first, min(first + _BLOCK, stop))
-                drawn = normals[: block.stop - first]
-                lane.standard_normal(out=drawn)
-                _add_noise(units[block], drawn, deviation, ellipsoid.noise_std[block], factor)
+                normals = lane.standard_normal(min(_BLOCK, stop - first))
+                _add_noise(units, first, normals, deviation, unwhiten, factor)
 
         if self.dim < _SPLIT_FROM:
             release_span(source.lanes[0], 0, self.dim)
@@ -90,14 +91,14 @@ class GaussianSum:
 
 
 def _power_of_two_below(value: float) -> float:
-    mantissa, exponent = math.frexp(value)
-    return math.ldexp(1.0, exponent - 1)
+    return math.ldexp(1.0, math.frexp(value)[1] - 1)
 
 
-@njit(cache=True, nogil=True, error_model="numpy")
+@kernel()
 def _add_noise(
-    units: Vector, normals: Vector, deviation: float, unwhiten: Vector, factor: float
+    units: Vector, first: int, normals: Vector, deviation: float, unwhiten: Vector, factor: float
 ) -> None:
-    for j in range(units.size):
-        noisy = np.rint(units[j]) + np.rint(normals[j] * deviation)
+    for k in range(normals.size):
+        j = first + k
+        noisy = np.rint(units[j]) + np.rint(normals[k] * deviation)
         units[j] = noisy * factor * unwhiten[j]

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.random import Generator
 from numpy.typing import NDArray
+
+from privagrad._numba import kernel
 
 Sampling = Literal["poisson", "with_replacement", "without_replacement"]
 SAMPLINGS: tuple[Sampling, ...] = ("poisson", "with_replacement", "without_replacement")
@@ -31,30 +32,70 @@ def batches(
     per_block = max(1, min(steps, _BLOCK // batch_size))
     for start in range(0, steps, per_block):
         count = min(per_block, steps - start)
-        if sampling == "poisson":
-            yield from _poisson(n_examples, batch_size, count, generator)
-        elif sampling == "with_replacement":
+        if sampling == "with_replacement":
             yield from generator.integers(n_examples, size=(count, batch_size))
-        else:
-            for _ in range(count):
-                yield generator.choice(n_examples, batch_size, replace=False, shuffle=False)
+            continue
+        sizes = np.full(count, batch_size)
+        if sampling == "poisson":
+            sizes = generator.binomial(n_examples, batch_size / n_examples, size=count)
+        yield from _subsets(n_examples, sizes, generator)
 
 
-def _poisson(n_examples: int, batch_size: int, steps: int, generator: Generator) -> Iterator[Rows]:
-    """One Bernoulli process on a line of steps · n_examples cells, cut into steps."""
-    positions = _bernoulli_cells(steps * n_examples, batch_size / n_examples, generator)
-    edges = np.searchsorted(positions, np.arange(steps + 1) * n_examples).tolist()
-    rows = positions % n_examples
-    for first, last in zip(edges[:-1], edges[1:], strict=True):
-        yield rows[first:last]
+def _subsets(n_examples: int, sizes: Rows, generator: Generator) -> Iterator[Rows]:
+    """Uniform subsets of the given sizes: uniform draws, repeats within a subset dropped."""
+    largest = int(sizes.max())
+    if 2 * largest > n_examples:
+        for size in sizes:
+            yield generator.permutation(n_examples)[:size]
+        return
+    bits = max(n_examples - 1, 1).bit_length()
+    # Draws below n_examples, and of those the new ones, are more than half each.
+    draws_per_row = 2**bits / n_examples * (1 + largest / n_examples)
+    draws = np.empty(0, dtype=np.uint64)
+    position = 0
+    table = np.full(2 << largest.bit_length(), -1)
+    used = np.empty(largest, dtype=np.int64)
+    for size in sizes.tolist():
+        subset = np.empty(size, dtype=np.int64)
+        found = 0
+        while found < size:
+            if position == draws.size:
+                words = int(sizes.sum() * draws_per_row / (64 // bits)) + 16
+                draws, position = generator.bit_generator.random_raw(words), 0
+            found, position = _collect(
+                subset, found, draws, position, bits, n_examples, table, used
+            )
+        yield subset
 
 
-def _bernoulli_cells(cells: int, rate: float, generator: Generator) -> Rows:
-    """The successes among `cells` trials of probability `rate`, by their geometric gaps."""
-    expected = cells * rate
-    draws = int(expected + 6 * math.sqrt(expected) + 16)
-    positions = np.cumsum(generator.geometric(rate, size=draws)) - 1
-    while positions[-1] < cells:
-        more = np.cumsum(generator.geometric(rate, size=draws)) + positions[-1]
-        positions = np.concatenate([positions, more])
-    return positions[: np.searchsorted(positions, cells)]
+@kernel()
+def _collect(
+    subset: Rows, found: int, draws: Any, position: int, bits: int, n: int, table: Rows, used: Rows
+) -> tuple[int, int]:
+    """Cut words into draws of `bits` bits; take those below `n` not yet in the subset.
+
+    `table` is the subset's hash set, emptied when the subset is full.
+    """
+    mask = table.size - 1
+    low = (np.uint64(1) << np.uint64(bits)) - np.uint64(1)
+    while found < subset.size and position < draws.size:
+        word = draws[position]
+        position += 1
+        for _ in range(64 // bits):
+            row = np.int64(word & low)
+            word >>= np.uint64(bits)
+            if row >= n or found == subset.size:
+                continue
+            # Multiplying by an odd constant spreads neighbouring rows over the table.
+            slot = ((row * 0x9E3779B1) >> 12) & mask
+            while table[slot] != -1 and table[slot] != row:
+                slot = (slot + 1) & mask
+            if table[slot] == -1:
+                table[slot] = row
+                used[found] = slot
+                subset[found] = row
+                found += 1
+    if found == subset.size:
+        for k in range(found):
+            table[used[k]] = -1
+    return found, position

@@ -2,14 +2,71 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
-from numba import njit
+from numpy.typing import NDArray
 
-from privagrad.glm import DenseRows, SparseRows
+from privagrad._numba import kernel
+from privagrad._validate import Vector
+from privagrad.kernels import add_dense, add_sparse
 
 _FLOATS = (np.dtype(np.float32), np.dtype(np.float64))
+
+
+@dataclass(frozen=True)
+class DenseRows:
+    """Rows of a C-ordered float32 or float64 array of shape (n, d)."""
+
+    array: NDArray[Any]
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.array.shape[0], self.array.shape[1]
+
+    def margins(self, x: Vector) -> Vector:
+        return np.asarray(self.array @ x, dtype=np.float64)
+
+    @cached_property
+    def kernel(self) -> tuple[Callable[..., tuple[int, int]], tuple[NDArray[Any], ...]]:
+        """The function that adds gradients, and its first arguments."""
+        return add_dense, (self.array,)
+
+    @cached_property
+    def entries_per_row(self) -> float:
+        return float(self.shape[1])
+
+
+@dataclass(frozen=True)
+class SparseRows:
+    """Rows of a canonical CSR matrix: in each row, column numbers strictly increase."""
+
+    data: NDArray[Any]
+    indices: NDArray[Any]
+    indptr: NDArray[Any]
+    dim: int
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.indptr.size - 1, self.dim
+
+    @cached_property
+    def entries_per_row(self) -> float:
+        return self.data.size / max(self.indptr.size - 1, 1)
+
+    def margins(self, x: Vector) -> Vector:
+        from scipy.sparse import csr_array
+
+        matrix = csr_array((self.data, self.indices, self.indptr), shape=self.shape)
+        return np.asarray(matrix @ x, dtype=np.float64)
+
+    @cached_property
+    def kernel(self) -> tuple[Callable[..., tuple[int, int]], tuple[NDArray[Any], ...]]:
+        """The function that adds gradients, and its first arguments."""
+        return add_sparse, (self.data, self.indices, self.indptr)
 
 
 def as_rows(X: Any) -> DenseRows | SparseRows:
@@ -25,7 +82,8 @@ def as_rows(X: Any) -> DenseRows | SparseRows:
     try:
         array = np.asarray(X)
     except (TypeError, ValueError) as error:
-        raise TypeError(f"Expected X to be a table of numbers, found {type(X).__name__}.") from error
+        found = type(X).__name__
+        raise TypeError(f"Expected X to be a table of numbers, found {found}.") from error
     if array.ndim != 2:
         raise ValueError(
             f"Expected X of shape (n, d), found shape {array.shape}. "
@@ -90,7 +148,7 @@ def _require_size(shape: tuple[int, int]) -> None:
         raise ValueError(f"Expected at least one row and one column in X, found shape {shape}.")
 
 
-@njit(cache=True, nogil=True)
+@kernel()
 def _is_canonical(indices: Any, indptr: Any, dim: Any, entries: Any) -> Any:
     if indptr[0] != 0 or indptr[-1] != entries:
         return False

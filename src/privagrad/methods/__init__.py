@@ -6,6 +6,8 @@ from privagrad.methods.pagan import PAGAN
 from privagrad.methods.pasan import PASAN
 from privagrad.methods.sgd import DPSGD, SGD
 
+__all__ = ["METHODS", "Method"]
+
 METHODS: dict[str, Method] = {
     method.name: method for method in (SGD(), AdaGrad(), DPSGD(), DPAdaGrad(), PASAN(), PAGAN())
 }

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
-from numba import njit
 
+from privagrad._numba import kernel
 from privagrad._validate import Vector
 from privagrad.domains import Domain
 from privagrad.methods._base import Method, Shape
@@ -44,10 +44,8 @@ class DPAdaGrad(AdaGrad):
     shape: ClassVar[Shape] = "ball"
 
 
-@njit(cache=True, nogil=True, error_model="numpy")
-def _step(
-    squares: Vector, metric: Vector, x: Vector, gradient: Vector, step_size: float
-) -> None:
+@kernel()
+def _step(squares: Vector, metric: Vector, x: Vector, gradient: Vector, step_size: float) -> None:
     for j in range(x.size):
         squares[j] += gradient[j] * gradient[j]  # Alg. 2, line 7
         root = math.sqrt(squares[j])
