@@ -26,7 +26,7 @@ def track(
         *Progress.get_default_columns()[:2],
         MofNCompleteColumn(),
         TimeRemainingColumn(),
-        console=Console(stderr=True),
+        console=Console(stderr=True, force_terminal=show),
         transient=True,
     )
     start, running = time.monotonic(), bool(show)

@@ -25,10 +25,11 @@ if TYPE_CHECKING:
 Relation = Literal["add-or-remove-one", "replace-one"]
 ACCOUNTANT = "PLD (dp-accounting)"
 
-_COARSE_POINTS, _FINE_POINTS = 10**5, 10**6
+_LEAST_POINTS, _COARSE_POINTS, _FINE_POINTS = 2 * 10**4, 10**5, 10**6
 _COARSE_PER_DEVIATION, _FINE_PER_DEVIATION = 4, 20
 _TAIL = 1e-20
 _SAFE_SIDE = 5e-4
+_MEANINGLESS = 1e6
 
 
 @dataclass(frozen=True)
@@ -156,7 +157,11 @@ class PrivacyPlan:
             Further releases of fixed cost paid from the same budget (a moment query, a tuning
             run), composed with the gradients.
         """
-        _validate.positive("epsilon", epsilon)
+        if _validate.positive("epsilon", epsilon) > _MEANINGLESS:
+            raise ValueError(
+                f"Expected epsilon <= {_MEANINGLESS:g}, found {epsilon!r}: such a budget protects "
+                "nobody. For no privacy minimise with epsilon=float('inf')."
+            )
         _validate.whole("n_examples", n_examples)
         training = GaussianEvent(
             1.0,
@@ -271,7 +276,8 @@ def _interval(events: tuple[GaussianEvent, ...], relation: Relation, fine: bool)
     deviation = math.sqrt(variance / sum(event.count for event in events))
     per_deviation = _FINE_PER_DEVIATION if fine else _COARSE_PER_DEVIATION
     points = _FINE_POINTS if fine else _COARSE_POINTS
-    return max(min(deviation / per_deviation, 1e-2), reach / points)
+    coarsest = max(1e-2, reach / _LEAST_POINTS)
+    return max(min(deviation / per_deviation, coarsest), reach / points)
 
 
 def _loss_distribution(

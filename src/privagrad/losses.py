@@ -52,7 +52,9 @@ def slope(code: int, parameter: float, margin: float, target: float) -> float:
         return -target / (1.0 + math.exp(target * margin))
     if code == _HINGE:
         gap = 1.0 - target * margin
-        return -target if gap > 0.0 else 0.0 * gap
+        if gap > 0.0:
+            return -target
+        return 0.0 if gap <= 0.0 else gap
     if code == _LINEAR:
         return 1.0
     residual = margin - target

@@ -1,0 +1,1 @@
+"""Problems, figures and demonstrations."""

@@ -1,0 +1,156 @@
+"""What every method must satisfy: one more row for each new one."""
+
+import numpy as np
+import pytest
+
+import privagrad as pg
+from privagrad.experiments.problems import absolute_regression
+from privagrad.methods import METHODS
+
+PRIVATE = [name for name, method in METHODS.items() if method.shape != "none"]
+PLAIN = {"dp-sgd": "sgd", "dp-adagrad": "adagrad", "pagan": "adagrad", "pasan": None}
+
+
+def run(method, **changes):
+    X, y, sigma = absolute_regression(n=300, dim=12)
+    arguments = {
+        "method": method,
+        "epsilon": 1.0 if method in PRIVATE else None,
+        "ellipsoid": pg.Ellipsoid(sigma ** (-4 / 3), 2.0),
+        "domain": pg.Box(-1, 1),
+        "batch_size": 20,
+        "steps": 60,
+        "step_size": 0.2,
+        "random_state": 0,
+        "delta": 1e-4,
+    }
+    return pg.minimize("absolute", X, y, **{**arguments, **changes})
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_seed_repeats_the_run(method):
+    first, second, other = run(method), run(method), run(method, random_state=1)
+    assert np.array_equal(first.last, second.last)
+    assert not np.array_equal(first.last, other.last)
+    assert first.privacy.seeded
+
+
+@pytest.mark.parametrize("method", PRIVATE)
+def test_without_privacy_it_is_the_plain_method_to_the_last_bit(method):
+    unprivate = run(method, epsilon=float("inf"))
+    assert unprivate.privacy.epsilon == float("inf")
+    assert unprivate.privacy.events == ()
+    if PLAIN[method] is None:
+        # PASAN has no plain twin by name: DP-SGD's gradients with its own step.
+        assert unprivate.diagnostics.clipped == 0
+        return
+    plain = run(PLAIN[method])
+    for iterate in ("x", "last", "average", "suffix_average"):
+        assert np.array_equal(getattr(unprivate, iterate), getattr(plain, iterate))
+
+
+@pytest.mark.parametrize("method", PRIVATE)
+def test_the_report_composes_everything_that_was_released(method):
+    result = run(method)
+    report = result.privacy
+    assert report.epsilon <= 1.0
+    assert report.epsilon == pg.PrivacyPlan(report.events).epsilon(report.delta)
+    assert [event.count for event in report.events] == [60]
+    assert report.events[0].rate == 20 / 300
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_iterate_stays_in_the_domain(method):
+    inside = []
+    run(
+        method,
+        domain=pg.Box(-0.3, 0.2),
+        callback=lambda _, x: inside.append(x.min() >= -0.3 and x.max() <= 0.2),
+    )
+    assert len(inside) == 60
+    assert all(inside)
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(
+    "domain", [pg.WholeSpace(), pg.L2Ball(1.0), pg.L1Ball(1.0), pg.Simplex()], ids=repr
+)
+def test_any_domain_will_do(method, domain):
+    result = run(method, domain=domain)
+    assert np.isfinite(result.last).all()
+    assert domain.project(result.last) == pytest.approx(result.last, abs=1e-9)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_columns_of_zeros_do_no_harm(method):
+    X, y, _ = absolute_regression(n=300, dim=12)
+    X[:, 4] = 0.0
+    for domain in (pg.Box(-1, 1), pg.L2Ball(1.0)):
+        result = pg.minimize(
+            "absolute", X, y, method=method, epsilon=5.0 if method in PRIVATE else None,
+            ellipsoid=pg.Ellipsoid.ball(12, 1.0), domain=domain, batch_size=20, steps=30,
+            step_size=0.1, random_state=0, delta=1e-4,
+        )  # fmt: skip
+        assert np.isfinite(result.last).all()
+        if method not in PRIVATE:
+            assert result.last[4] == 0.0
+
+
+def test_a_ball_turns_every_mechanism_into_dp_sgds_bit_for_bit():
+    """The same seed draws the same batches and noise: the first private gradients agree."""
+    first_steps = {}
+    for method in PRIVATE:
+        result = run(
+            method,
+            ellipsoid=pg.Ellipsoid.ball(12, 0.5),
+            domain=pg.WholeSpace(),
+            steps=1,
+            step_size=1.0,
+        )
+        first_steps[method] = result.last
+    gradient = -first_steps["dp-sgd"]
+    assert np.array_equal(first_steps["pasan"], -gradient * (1 / np.sqrt(gradient @ gradient)))
+    assert np.array_equal(first_steps["pagan"], -(gradient / np.sqrt(gradient * gradient)))
+    assert np.array_equal(
+        run("pagan", ellipsoid=pg.Ellipsoid.ball(12, 0.5)).last,
+        run("dp-adagrad", ellipsoid=pg.Ellipsoid.ball(12, 0.5)).last,
+    )
+
+
+def test_methods_with_a_ball_take_the_radius_alone():
+    shaped = run("dp-adagrad", ellipsoid=pg.Ellipsoid(np.geomspace(1, 9, 12), 0.5))
+    assert np.array_equal(shaped.last, run("dp-adagrad", ellipsoid=pg.Ellipsoid.ball(12, 0.5)).last)
+
+
+def reference(method, gradients, x, alpha):
+    """Algorithms 1 and 2 of the paper, line by line, on given private gradients."""
+    history = []
+    for g in gradients:
+        history.append(g)
+        if method == "pasan":
+            x = x - alpha / np.sqrt(sum(h @ h for h in history)) * g
+            metric = np.ones_like(x)
+        else:
+            metric = np.sqrt(np.diag(sum(np.outer(h, h) for h in history))) / alpha
+            x = x - g / metric
+        x = pg.L2Ball(0.8).project(x, metric)
+        yield x
+
+
+@pytest.mark.parametrize("method", ["pasan", "pagan"])
+def test_steps_follow_the_papers_algorithms(method):
+    rng = np.random.default_rng(0)
+    gradients = rng.standard_normal((25, 6)) * np.geomspace(1, 1e-3, 6)
+    rule, x, domain = METHODS[method], np.zeros(6), pg.L2Ball(0.8)
+    state = rule.start(6)
+    for g, expected in zip(gradients, reference(method, gradients, x.copy(), 0.3), strict=True):
+        metric = rule.step(state, x, g.copy(), 0.3)
+        domain.project_into(x, x, metric)
+        assert x == pytest.approx(expected, rel=1e-9, abs=1e-12)
+
+
+def test_zero_over_zero_is_zero():
+    for method in METHODS.values():
+        x = np.ones(3)
+        method.step(method.start(3), x, np.zeros(3), 0.5)
+        assert x.tolist() == [1.0, 1.0, 1.0]
