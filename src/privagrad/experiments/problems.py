@@ -24,7 +24,7 @@ def absolute_regression(
     data set.
     """
     rng = np.random.default_rng(seed)
-    sigma = np.arange(1, dim + 1) ** -decay
+    sigma: Vector = np.arange(1, dim + 1, dtype=np.float64) ** -decay
     X = rng.standard_normal((n, dim)) * sigma
     best = rng.choice([-1.0, 1.0], dim)
     return Regression(X, X @ best + rng.laplace(0, tau, n), sigma)

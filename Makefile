@@ -1,0 +1,41 @@
+PYTHON ?= python3
+BIN := .venv/bin
+
+.PHONY: help install demo test check bench clean
+
+help:
+	@echo "make install  a virtual environment in .venv with everything for development"
+	@echo "make demo     five optimizers at epsilon = 1: a table and a plot in demo-output/"
+	@echo "make test     the tests"
+	@echo "make check    lint, format, types"
+	@echo "make bench    side by side with peers (installs PyTorch and Opacus)"
+
+install: .venv/installed
+
+.venv/installed: pyproject.toml
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
+	touch $@
+
+# PyTorch first and pinned: what depends on it would fetch another build.
+.venv/bench: .venv/installed
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check torch==2.13.0
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[bench]'
+	touch $@
+
+demo: install
+	$(BIN)/python -m privagrad.experiments.demo --out demo-output
+
+test: install
+	$(BIN)/python -m pytest -n 2
+
+check: install
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench: .venv/bench
+	$(BIN)/python -W ignore -m benchmarks glm_step
+
+clean:
+	rm -rf .venv demo-output .mypy_cache .pytest_cache .ruff_cache
