@@ -1,5 +1,6 @@
 import math
 from concurrent.futures import ThreadPoolExecutor
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -9,8 +10,8 @@ from hypothesis.extra.numpy import arrays
 from scipy import stats
 
 from privagrad import Ellipsoid
-from privagrad.mechanism import GaussianSum
-from privagrad.noise import random_source
+from privagrad.mechanism import GaussianSum, bounded_units
+from privagrad.noise import RandomSource, random_source
 from tests.statistics import FALSE_ALARM, assert_scale
 
 MULTIPLIERS = [0.01, 0.7, 3.0, 200.0]
@@ -83,3 +84,36 @@ def test_threads_do_not_change_the_noise():
     assert np.array_equal(alone, together)
     assert np.unique(alone).size > 0.99 * dim
     assert_scale(alone, 1.0)
+
+
+class _Ones:
+    """Draws that are always one standard deviation."""
+
+    def standard_normal(self, size):
+        return np.ones(size)
+
+
+@pytest.mark.parametrize("dim", [1, 30, 10_000])
+def test_the_noise_is_the_multiplier_times_the_sensitivity_to_the_last_unit(dim):
+    mechanism = GaussianSum(dim, 3.0, 1)
+    source = RandomSource((_Ones(),), None, True)
+    released = mechanism.release(np.zeros(dim), Ellipsoid.ball(dim, 1.0), source)
+    expected = round(3.0 * (1 + math.sqrt(dim) * mechanism.grid) / mechanism.grid)
+    assert set(released / mechanism.grid) == {expected}
+    assert expected > round(3.0 / mechanism.grid)
+
+
+@given(data=st.data(), dim=st.integers(1, 6))
+def test_bounded_vectors_move_the_sum_by_at_most_the_sensitivity(data, dim):
+    extreme = st.one_of(st.floats(-5, 5), st.sampled_from([np.nan, np.inf, 1e200, -1e300, 1e-300]))
+    vectors = data.draw(arrays(float, (data.draw(st.integers(1, 4)), dim), elements=extreme))
+    mechanism = GaussianSum(dim, 1.0, 4)
+    with_last, _, left_out = bounded_units(vectors, mechanism.grid)
+    without = bounded_units(vectors[:-1], mechanism.grid)[0]
+    assert left_out == (~np.isfinite(vectors).all(axis=1)).sum()
+    squares = sum(Fraction(v) ** 2 for v in (with_last - without).tolist())
+    assert squares <= (Fraction(mechanism.sensitivity) / Fraction(mechanism.grid)) ** 2
+    inside = np.array([[0.6] + [0.0] * (dim - 1), [3e200] + [0.0] * (dim - 1)])
+    units, clipped, _ = bounded_units(inside, 2.0**-30)
+    assert units[0] * 2.0**-30 == pytest.approx(1.6, abs=1e-8)
+    assert clipped == 1

@@ -5,10 +5,12 @@ import pytest
 
 import privagrad as pg
 from privagrad.experiments.problems import absolute_regression
-from privagrad.methods import METHODS
+from privagrad.methods import METHODS, Setting
 
 PRIVATE = [name for name, method in METHODS.items() if method.shape != "none"]
-PLAIN = {"dp-sgd": "sgd", "dp-adagrad": "adagrad", "pagan": "adagrad", "pasan": None}
+# The non-private method each private one becomes at epsilon = inf, where it has a name.
+PLAIN = {"dp-sgd": "sgd", "dp-adagrad": "adagrad", "pagan": "adagrad"}
+PUBLIC = absolute_regression(n=60, dim=12, seed=9)[:2]
 
 
 def run(method, **changes):
@@ -23,6 +25,7 @@ def run(method, **changes):
         "step_size": 0.2,
         "random_state": 0,
         "delta": 1e-4,
+        "public": PUBLIC,
     }
     return pg.minimize("absolute", X, y, **{**arguments, **changes})
 
@@ -40,13 +43,14 @@ def test_without_privacy_it_is_the_plain_method_to_the_last_bit(method):
     unprivate = run(method, epsilon=float("inf"))
     assert unprivate.privacy.epsilon == float("inf")
     assert unprivate.privacy.events == ()
-    if PLAIN[method] is None:
-        # PASAN has no plain twin by name: DP-SGD's gradients with its own step.
-        assert unprivate.diagnostics.clipped == 0
-        return
-    plain = run(PLAIN[method])
-    for iterate in ("x", "last", "average", "suffix_average"):
-        assert np.array_equal(getattr(unprivate, iterate), getattr(plain, iterate))
+    assert unprivate.diagnostics.clipped == 0
+    # No noise: the ellipsoid's shape and the noise's seed leave no trace.
+    again = run(method, epsilon=float("inf"), ellipsoid=pg.Ellipsoid.ball(12, 2.0))
+    assert np.array_equal(unprivate.last, again.last)
+    if method in PLAIN:
+        plain = run(PLAIN[method])
+        for iterate in ("x", "last", "average", "suffix_average"):
+            assert np.array_equal(getattr(unprivate, iterate), getattr(plain, iterate))
 
 
 @pytest.mark.parametrize("method", PRIVATE)
@@ -89,7 +93,7 @@ def test_columns_of_zeros_do_no_harm(method):
         result = pg.minimize(
             "absolute", X, y, method=method, epsilon=5.0 if method in PRIVATE else None,
             ellipsoid=pg.Ellipsoid.ball(12, 1.0), domain=domain, batch_size=20, steps=30,
-            step_size=0.1, random_state=0, delta=1e-4,
+            step_size=0.1, random_state=0, delta=1e-4, public=PUBLIC,
         )  # fmt: skip
         assert np.isfinite(result.last).all()
         if method not in PRIVATE:
@@ -99,7 +103,7 @@ def test_columns_of_zeros_do_no_harm(method):
 def test_a_ball_turns_every_mechanism_into_dp_sgds_bit_for_bit():
     """The same seed draws the same batches and noise: the first private gradients agree."""
     first_steps = {}
-    for method in PRIVATE:
+    for method in ("dp-sgd", "dp-adagrad", "pasan", "pagan"):
         result = run(
             method,
             ellipsoid=pg.Ellipsoid.ball(12, 0.5),
@@ -142,7 +146,7 @@ def test_steps_follow_the_papers_algorithms(method):
     rng = np.random.default_rng(0)
     gradients = rng.standard_normal((25, 6)) * np.geomspace(1, 1e-3, 6)
     rule, x, domain = METHODS[method], np.zeros(6), pg.L2Ball(0.8)
-    state = rule.start(6)
+    state = rule.start(Setting(6, 25, 1, 0.0, domain))
     for g, expected in zip(gradients, reference(method, gradients, x.copy(), 0.3), strict=True):
         metric = rule.step(state, x, g.copy(), 0.3)
         domain.project_into(x, x, metric)
@@ -150,7 +154,8 @@ def test_steps_follow_the_papers_algorithms(method):
 
 
 def test_zero_over_zero_is_zero():
-    for method in METHODS.values():
+    for method in (METHODS[name] for name in ("adagrad", "pasan", "pagan")):
         x = np.ones(3)
-        method.step(method.start(3), x, np.zeros(3), 0.5)
+        state = method.start(Setting(3, 1, 1, 0.0, pg.WholeSpace()))
+        method.step(state, x, np.zeros(3), 0.5)
         assert x.tolist() == [1.0, 1.0, 1.0]

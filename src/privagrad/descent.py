@@ -20,22 +20,13 @@ from privagrad.domains import Domain, WholeSpace
 from privagrad.geometry import PROJECTIONS, Ellipsoid, Projection
 from privagrad.glm import GlmGradients
 from privagrad.losses import Loss
-from privagrad.mechanism import GaussianSum
-from privagrad.methods import METHODS, Method
+from privagrad.methods import METHODS, Method, Oracle, Setting
 from privagrad.noise import RandomSource, RandomState, random_source
-from privagrad.sampling import SAMPLINGS, Sampling, batches
+from privagrad.oracle import Diagnostics, GradientOracle
+from privagrad.sampling import SAMPLINGS, Rows, Sampling, batches
 from privagrad.tables import as_rows, as_targets
 
 Callback = Callable[[int, Vector], object]
-
-
-@dataclass
-class Diagnostics:
-    """Counts over all steps, taken without noise: NOT covered by the guarantee, not to publish."""
-
-    examples: int = 0
-    clipped: int = 0
-    nonfinite: int = 0
 
 
 @dataclass(frozen=True)
@@ -68,7 +59,7 @@ def minimize(
     X: Any,
     y: ArrayLike | None = None,
     *,
-    method: str = "pagan",
+    method: str | Method = "pagan",
     epsilon: float | None = None,
     delta: float = 1e-5,
     ellipsoid: Ellipsoid | None = None,
@@ -78,6 +69,7 @@ def minimize(
     step_size: float | None = None,
     sampling: Sampling = "poisson",
     projection: Projection = "radial",
+    public: tuple[Any, ArrayLike | None] | None = None,
     x0: ArrayLike | None = None,
     random_state: RandomState = None,
     callback: Callback | None = None,
@@ -91,7 +83,8 @@ def minimize(
     loss : "absolute", "logistic", "hinge", "huber", "quantile", "linear", or a `Loss`
     X : array, CSR matrix, or pandas or Polars frame of numbers, of shape (n, d)
     y : targets of shape (n,); None for the linear loss
-    method : "pagan", "pasan", "dp-adagrad", "dp-sgd", or the non-private "adagrad", "sgd"
+    method : "pagan", "pasan", "dp-adagrad", "dp-sgd", the non-private "adagrad", "sgd", any other
+        name of `privagrad.methods.METHODS`, or a method object with its own settings
     epsilon, delta : the budget; ``epsilon=float("inf")`` means no noise and no clipping
     ellipsoid : what gradients are bounded to, and the shape of the noise. Methods with A = I take
         its radius alone. Its scale and radius must not come from these rows unless privately.
@@ -101,6 +94,7 @@ def minimize(
     step_size : α; default diam_2 of the domain for PASAN, diam_∞ for AdaGrad and PAGAN
     sampling : "poisson", "with_replacement" (the paper's) or "without_replacement"
     projection : "radial", or "euclidean" for the paper's π_A
+    public : (X, y) of rows that need no protection, for the methods that learn from them
     x0 : where to start, default the domain's point next to 0
     random_state : None for the secure source; a seed makes a run repeatable and NOT private
     callback : called as ``callback(k, x)`` after step k = 1, 2, ...; x is the loop's own array,
@@ -117,7 +111,7 @@ def minimize(
     ----------
     All iterates together satisfy ``result.privacy``. The number of rows n is public.
     """
-    rule = METHODS[_validate.choice("method", method, METHODS)]
+    rule = method if isinstance(method, Method) else METHODS[_known(method)]
     _validate.choice("sampling", sampling, SAMPLINGS)
     _validate.choice("projection", projection, PROJECTIONS)
     rows = as_rows(X)
@@ -131,15 +125,25 @@ def minimize(
     x = domain.project(np.zeros(dim) if x0 is None else _validate.vector("x0", x0, dim=dim))
     source = random_source(random_state)
 
-    plan = shape = None
+    plan = None
     if _is_private(rule, epsilon):
-        shape = rule.ellipsoid(_given_ellipsoid(ellipsoid, dim))
+        ellipsoid = rule.ellipsoid(_given_ellipsoid(ellipsoid, dim))
         plan = PrivacyPlan.calibrate(float(epsilon or 0), delta, n, batch_size, steps, sampling)
+    setting = Setting(
+        dim,
+        steps,
+        batch_size,
+        plan.noise_multiplier if plan else 0.0,
+        domain,
+        ellipsoid,
+        _public_gradients(rule, kind, public, dim),
+        n,
+    )
     with _pool(threads) as pool:
-        oracle = _Oracle(gradients, batch_size, shape, plan, projection, source, pool)
+        oracle = GradientOracle(gradients, setting, projection, source, pool)
         drawn = batches(sampling, n, batch_size, steps, source.sampler)
-        drawn = _progress.track(drawn, steps, method, progress)
-        done, averages = descend(rule, oracle, drawn, x, domain, step_size, steps, callback)
+        drawn = _progress.track(drawn, steps, rule.name, progress)
+        done, averages = descend(rule, oracle, drawn, x, setting, step_size, callback)
     return Result(
         last=x,
         average=averages[0],
@@ -151,70 +155,50 @@ def minimize(
 
 def descend(
     method: Method,
-    oracle: Callable[[Vector, Any], Vector],
-    drawn: Iterator[Any],
+    oracle: Oracle,
+    drawn: Iterator[Rows],
     x: Vector,
-    domain: Domain,
+    setting: Setting,
     step_size: float,
-    steps: int,
     callback: Callback | None = None,
 ) -> tuple[int, tuple[Vector, Vector]]:
-    """Move `x` in place through the batches; how many steps, the average and suffix average.
-
-    ``oracle(x, batch)`` is the gradient of a batch, private or not.
-    """
-    state = method.start(x.size)
+    """Move `x` in place through the batches; how many steps, the average and suffix average."""
+    state = method.start(setting)
+    project, halfway = setting.domain.project_into, setting.steps // 2
     total = np.zeros_like(x)
     before, skipped = np.zeros_like(x), 0
     done = 0
     for batch in drawn:
-        gradient = oracle(x, batch)
+        gradient = method.gradient(state, oracle, x, batch)
         metric = method.step(state, x, gradient, step_size)
-        domain.project_into(x, x, metric)
+        project(x, x, metric)
         total += x
         done += 1
-        if done == steps // 2:
+        if done == halfway:
             before, skipped = total.copy(), done
         if callback is not None and callback(done, x):
             break
     return done, (total / done, (total - before) / (done - skipped))
 
 
-class _Oracle:
-    """The gradient of a batch over the expected batch size: bounded and noisy under a plan."""
+def _known(name: object) -> str:
+    return _validate.choice("method", name, METHODS)
 
-    def __init__(
-        self,
-        gradients: GlmGradients,
-        batch_size: int,
-        ellipsoid: Ellipsoid | None,
-        plan: PrivacyPlan | None,
-        projection: Projection,
-        source: RandomSource,
-        pool: Executor | None,
-    ) -> None:
-        self.gradients, self.batch_size, self.ellipsoid = gradients, batch_size, ellipsoid
-        self.projection, self.source, self.pool = projection, source, pool
-        dim = gradients.rows.shape[1]
-        self.total = np.empty(dim)
-        self.mechanism = GaussianSum(dim, plan.noise_multiplier, batch_size) if plan else None
-        self.diagnostics = Diagnostics()
 
-    def __call__(self, x: Vector, batch: Any) -> Vector:
-        total = self.total
-        total.fill(0.0)
-        if self.mechanism is None or self.ellipsoid is None:
-            counts = self.gradients.add_plain(total, x, batch, self.pool)
-            total /= self.batch_size
-        else:
-            counts = self.gradients.add_bounded(
-                total, x, batch, self.ellipsoid, self.mechanism.grid, self.projection, self.pool
-            )
-            self.mechanism.release(total, self.ellipsoid, self.source, self.pool)
-        self.diagnostics.examples += batch.size
-        self.diagnostics.clipped += counts[0]
-        self.diagnostics.nonfinite += counts[1]
-        return total
+def _public_gradients(
+    method: Method, loss: Loss, public: tuple[Any, Any] | None, dim: int
+) -> GlmGradients | None:
+    if not method.needs_public:
+        return None
+    if public is None:
+        raise ValueError(
+            f"Expected public=(X, y) for {method.name!r}, found None: give rows that need no "
+            "protection, from the same source as the private ones."
+        )
+    rows = as_rows(public[0])
+    if rows.shape[1] != dim:
+        raise ValueError(f"Expected public rows of {dim} columns, found {rows.shape[1]}.")
+    return GlmGradients(loss, rows, loss.targets(as_targets(public[1]), rows.shape[0]))
 
 
 def _is_private(method: Method, epsilon: float | None) -> bool:

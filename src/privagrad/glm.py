@@ -12,11 +12,11 @@ from privagrad import kernels
 from privagrad._validate import Vector
 from privagrad.geometry import Ellipsoid, Projection
 from privagrad.losses import Loss
+from privagrad.mechanism import ULP
 from privagrad.sampling import Rows
 from privagrad.tables import DenseRows, SparseRows
 
 _MODES = {"radial": kernels.RADIAL, "euclidean": kernels.EUCLIDEAN}
-_ULP = 2.0**-52
 _PARTS, _SPLIT_FROM = 4, 1_000_000
 
 
@@ -31,6 +31,14 @@ class GlmGradients:
     def objective(self, x: Vector) -> float:
         """The mean loss over all rows. Not private."""
         return float(self.loss.value(self.rows.margins(x), self.targets).mean())
+
+    def each(self, x: Vector, batch: Rows) -> Vector:
+        """The gradients of the batch's examples as rows of a dense matrix; not finite ones as 0."""
+        rows = self.rows.take(batch)
+        slopes = kernels.slopes(*self.loss.key, rows @ x, self.targets[batch])
+        gradients: Vector = rows * slopes[:, None]
+        gradients[~np.isfinite(gradients).all(axis=1)] = 0.0
+        return gradients
 
     def add_bounded(
         self,
@@ -53,7 +61,7 @@ class GlmGradients:
         is shrunk by more ulps than the norm's rounding errors can amount to. Rounding adds at
         most sqrt(d)/2 units, within the sensitivity that `mechanism.GaussianSum` declares.
         """
-        limit = 1.0 - (x.size + 8) * _ULP
+        limit = 1.0 - (x.size + 8) * ULP
         shape = (ellipsoid.whitening, ellipsoid.stretch, 1.0 / grid, limit)
         return self._add(units, x, batch, _MODES[projection], *shape, pool=pool)
 

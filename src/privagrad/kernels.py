@@ -123,6 +123,15 @@ def add_sparse(
     return clipped, nonfinite
 
 
+@kernel()
+def slopes(code: Any, parameter: Any, margins: Any, targets: Any) -> Any:
+    """ℓ' elementwise."""
+    result = np.empty(margins.size)
+    for i in range(margins.size):
+        result[i] = slope(code, parameter, margins[i], targets[i])
+    return result
+
+
 @kernel(inline=True)
 def _weigh(
     code: Any, parameter: Any, mode: Any, margin: Any, norm: Any, target: Any, limit: Any

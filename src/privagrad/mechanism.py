@@ -15,6 +15,7 @@ from privagrad._validate import Vector
 from privagrad.geometry import Ellipsoid
 from privagrad.noise import RandomSource
 
+ULP = 2.0**-52
 _GRID_STEPS_PER_NOISE = 2**20
 _EXACT_INTEGERS = 2**52
 _BLOCK = 2**13
@@ -88,6 +89,25 @@ class GaussianSum:
             run = map if pool is None else pool.map
             list(run(release_span, source.lanes, edges[:-1], edges[1:]))
         return units
+
+
+def bounded_units(vectors: Vector, grid: float) -> tuple[Vector, int, int]:
+    """Σ_i round(v_i min(1, 1/‖v_i‖) / grid) over the rows; how many were shrunk, how many left out.
+
+    Rows that are not finite contribute nothing and are counted.
+
+    Guarantees
+    ----------
+    As for the fused kernels: before rounding each row has norm ≤ 1 in real numbers.
+    """
+    finite = np.asarray(np.isfinite(vectors).all(axis=1))
+    kept = np.where(finite[:, None], vectors, 0.0)
+    largest = np.maximum(np.abs(kept).max(axis=1, initial=0.0), 1.0)[:, None]
+    norms = largest[:, 0] * np.sqrt(np.square(kept / largest).sum(axis=1))
+    limit = 1.0 - (vectors.shape[1] + 8) * ULP
+    shrinks = np.minimum(1.0, limit / np.maximum(norms, limit))
+    units: Vector = np.rint(kept * (shrinks / grid)[:, None]).sum(axis=0)
+    return units, int((norms > limit).sum()), int((~finite).sum())
 
 
 def _power_of_two_below(value: float) -> float:

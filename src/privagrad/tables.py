@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from privagrad._numba import kernel
 from privagrad._validate import Vector
 from privagrad.kernels import add_dense, add_sparse
+from privagrad.sampling import Rows
 
 _FLOATS = (np.dtype(np.float32), np.dtype(np.float64))
 
@@ -26,6 +27,10 @@ class DenseRows:
     @property
     def shape(self) -> tuple[int, int]:
         return self.array.shape[0], self.array.shape[1]
+
+    def take(self, batch: Rows) -> Vector:
+        """The batch's rows as a dense matrix."""
+        return self.array[batch].astype(np.float64)
 
     def margins(self, x: Vector) -> Vector:
         return np.asarray(self.array @ x, dtype=np.float64)
@@ -57,11 +62,18 @@ class SparseRows:
     def entries_per_row(self) -> float:
         return self.data.size / max(self.indptr.size - 1, 1)
 
-    def margins(self, x: Vector) -> Vector:
+    @cached_property
+    def _matrix(self) -> Any:
         from scipy.sparse import csr_array
 
-        matrix = csr_array((self.data, self.indices, self.indptr), shape=self.shape)
-        return np.asarray(matrix @ x, dtype=np.float64)
+        return csr_array((self.data, self.indices, self.indptr), shape=self.shape)
+
+    def take(self, batch: Rows) -> Vector:
+        """The batch's rows as a dense matrix."""
+        return np.asarray(self._matrix[batch].toarray(), dtype=np.float64)
+
+    def margins(self, x: Vector) -> Vector:
+        return np.asarray(self._matrix @ x, dtype=np.float64)
 
     @cached_property
     def kernel(self) -> tuple[Callable[..., tuple[int, int]], tuple[NDArray[Any], ...]]:

@@ -1,13 +1,23 @@
 """The optimizers, one file each: adding one is a file and a line here."""
 
-from privagrad.methods._base import Method
+from privagrad.methods._base import Method, Oracle, Setting
 from privagrad.methods.adagrad import AdaGrad, DPAdaGrad
 from privagrad.methods.pagan import PAGAN
 from privagrad.methods.pasan import PASAN
+from privagrad.methods.pdp_sgd import PDPSGD
 from privagrad.methods.sgd import DPSGD, SGD
 
-__all__ = ["METHODS", "Method"]
+__all__ = ["METHODS", "Method", "Oracle", "Setting"]
 
 METHODS: dict[str, Method] = {
-    method.name: method for method in (SGD(), AdaGrad(), DPSGD(), DPAdaGrad(), PASAN(), PAGAN())
+    method.name: method
+    for method in (
+        SGD(),
+        AdaGrad(),
+        DPSGD(),
+        DPAdaGrad(),
+        PASAN(),
+        PAGAN(),
+        PDPSGD(),
+    )
 }

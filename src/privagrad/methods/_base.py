@@ -1,28 +1,76 @@
-"""What a method is: the ellipsoid it bounds gradients to, and the step it takes."""
+"""What a method is: how it asks for private gradients, and the step it takes."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Any, ClassVar, Literal
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, Protocol
 
 from privagrad._validate import Vector
 from privagrad.domains import Domain
 from privagrad.geometry import Ellipsoid
+from privagrad.glm import GlmGradients
+from privagrad.sampling import Rows
 
 Shape = Literal["none", "ball", "ellipsoid"]
 
 
+@dataclass(frozen=True)
+class Setting:
+    """What a method may know before the first step: all of it public.
+
+    `noise_multiplier` is 0 without privacy; `ellipsoid` is then None unless the user gave one.
+    """
+
+    dim: int
+    steps: int
+    batch_size: int
+    noise_multiplier: float
+    domain: Domain
+    ellipsoid: Ellipsoid | None = None
+    public: GlmGradients | None = None
+    n_examples: int = 1
+
+    @property
+    def epoch(self) -> int:
+        """The steps in which a row is seen once on average."""
+        return max(1, round(self.n_examples / self.batch_size))
+
+    @property
+    def radius(self) -> float:
+        return self.ellipsoid.radius if self.ellipsoid else 1.0
+
+
+class Oracle(Protocol):
+    """Where methods get gradients from: private under a plan, plain without one."""
+
+    def bounded(self, x: Vector, batch: Rows, ellipsoid: Ellipsoid | None) -> Vector:
+        """The mean gradient, each example's bounded to the ellipsoid, noise of its shape."""
+
+    def mapped(
+        self, x: Vector, batch: Rows, transform: Callable[[Vector], Vector], dim: int
+    ) -> Vector:
+        """The mean of `transform` of the gradients, each example's bounded to norm 1, round noise.
+
+        `transform` takes gradients as the rows of a matrix to vectors of length `dim`; it must
+        be public.
+        """
+
+
 class Method(ABC):
-    """One optimizer. `start` makes its state, `step` moves the point by one gradient.
+    """One optimizer. `start` makes its state; `gradient` and `step` move the point once.
 
     Attributes
     ----------
     name : what users call it
     shape : "none" for methods without bound and noise, "ball" for A = I, "ellipsoid" for any A
+    needs_public : whether it learns something from public rows
     """
 
     name: ClassVar[str]
     shape: ClassVar[Shape]
+    needs_public: ClassVar[bool] = False
 
     def ellipsoid(self, given: Ellipsoid) -> Ellipsoid:
         """The ellipsoid it uses: the one given, or for A = I the ball of the same radius."""
@@ -33,8 +81,12 @@ class Method(ABC):
         """α where the user gives none; infinite where the domain does not tell one."""
 
     @abstractmethod
-    def start(self, dim: int) -> Any:
+    def start(self, setting: Setting) -> Any:
         """The state before the first step."""
+
+    def gradient(self, state: Any, oracle: Oracle, x: Vector, batch: Rows) -> Vector:
+        """The private gradient at `x`; by default bounded to the setting's ellipsoid."""
+        return oracle.bounded(x, batch, state.setting.ellipsoid)
 
     @abstractmethod
     def step(self, state: Any, x: Vector, gradient: Vector, step_size: float) -> Vector | None:

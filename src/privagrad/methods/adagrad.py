@@ -11,11 +11,12 @@ import numpy as np
 from privagrad._numba import kernel
 from privagrad._validate import Vector
 from privagrad.domains import Domain
-from privagrad.methods._base import Method, Shape
+from privagrad.methods._base import Method, Setting, Shape
 
 
 @dataclass
 class _State:
+    setting: Setting
     squares: Vector
     metric: Vector
 
@@ -29,8 +30,8 @@ class AdaGrad(Method):
     def default_step_size(self, domain: Domain, dim: int) -> float:
         return domain.max_diameter(dim)  # Theorem 2
 
-    def start(self, dim: int) -> _State:
-        return _State(np.zeros(dim), np.empty(dim))
+    def start(self, setting: Setting) -> _State:
+        return _State(setting, np.zeros(setting.dim), np.empty(setting.dim))
 
     def step(self, state: _State, x: Vector, gradient: Vector, step_size: float) -> Vector:
         _step(state.squares, state.metric, x, gradient, step_size)

@@ -10,13 +10,13 @@ import numpy as np
 
 from privagrad._validate import Vector
 from privagrad.domains import Domain
-from privagrad.methods._base import Method, Shape
+from privagrad.methods import sgd
+from privagrad.methods._base import Method, Setting, Shape
 
 
 @dataclass
-class _State:
-    squares: float
-    scratch: Vector
+class _State(sgd.State):
+    squares: float = 0.0
 
 
 class PASAN(Method):
@@ -28,8 +28,8 @@ class PASAN(Method):
     def default_step_size(self, domain: Domain, dim: int) -> float:
         return domain.euclidean_diameter(dim)  # Theorem 1
 
-    def start(self, dim: int) -> _State:
-        return _State(0.0, np.empty(dim))
+    def start(self, setting: Setting) -> _State:
+        return _State(setting)
 
     def step(self, state: _State, x: Vector, gradient: Vector, step_size: float) -> None:
         state.squares += float(gradient @ gradient)  # Alg. 1, line 7

@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 import math
-from typing import ClassVar
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
 
 import numpy as np
 
 from privagrad._validate import Vector
 from privagrad.domains import Domain
-from privagrad.methods._base import Method, Shape
+from privagrad.methods._base import Method, Setting, Shape
+
+
+@dataclass
+class State:
+    setting: Setting
+    scratch: Vector = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.scratch = np.empty(self.setting.dim)
 
 
 class SGD(Method):
@@ -22,11 +32,12 @@ class SGD(Method):
         # No theorem gives a constant step without knowing the gradients' size.
         return math.inf
 
-    def start(self, dim: int) -> Vector:
-        return np.empty(dim)
+    def start(self, setting: Setting) -> Any:
+        return State(setting)
 
-    def step(self, state: Vector, x: Vector, gradient: Vector, step_size: float) -> None:
-        np.subtract(x, np.multiply(gradient, step_size, out=state), out=x)
+    def step(self, state: Any, x: Vector, gradient: Vector, step_size: float) -> Vector | None:
+        np.subtract(x, np.multiply(gradient, step_size, out=state.scratch), out=x)
+        return None
 
 
 class DPSGD(SGD):

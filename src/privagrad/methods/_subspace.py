@@ -1,0 +1,46 @@
+"""The subspace that public gradients fill, for the methods that trust it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from privagrad._validate import Vector
+from privagrad.glm import GlmGradients
+from privagrad.methods._base import Setting
+
+
+@dataclass
+class PublicSubspace:
+    """The top `rank` eigenvectors of the public gradients' second moment at the current point.
+
+    Looked at again once an epoch; decomposed again only if the second moment has changed (with
+    the absolute and the linear loss it never does).
+    """
+
+    setting: Setting
+    rank: int
+    basis: Vector = field(init=False)  # d × rank, orthonormal columns
+    _moment: Vector | None = None
+    _steps: int = 0
+
+    def at(self, x: Vector) -> Vector:
+        """The basis for the step at `x`."""
+        if self._steps % self.setting.epoch == 0:
+            self._look(x)
+        self._steps += 1
+        return self.basis
+
+    def _look(self, x: Vector) -> None:
+        public = self._public()
+        gradients = public.each(x, np.arange(public.rows.shape[0]))
+        moment = gradients.T @ gradients
+        if self._moment is None or not np.array_equal(moment, self._moment):
+            self._moment = moment
+            rank = min(self.rank, self.setting.dim)
+            self.basis = np.ascontiguousarray(np.linalg.eigh(moment)[1][:, -rank:])
+
+    def _public(self) -> GlmGradients:
+        assert self.setting.public is not None, "minimize checks needs_public"
+        return self.setting.public
