@@ -21,6 +21,7 @@ FLOORS = [
     ["descent"],
     ["the package's own names"],
     ["experiments"],
+    ["cli"],
 ]
 ONLY = {
     "dp_accounting": {"accounting"},

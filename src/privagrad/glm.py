@@ -32,6 +32,12 @@ class GlmGradients:
         """The mean loss over all rows. Not private."""
         return float(self.loss.value(self.rows.margins(x), self.targets).mean())
 
+    def objective_and_gradient(self, x: Vector) -> tuple[float, Vector]:
+        """The mean loss over all rows and its gradient. Not private."""
+        total, count = np.zeros_like(x), self.rows.shape[0]
+        self.add_plain(total, x, np.arange(count))
+        return self.objective(x), total / count
+
     def each(self, x: Vector, batch: Rows) -> Vector:
         """The gradients of the batch's examples as rows of a dense matrix; not finite ones as 0."""
         rows = self.rows.take(batch)

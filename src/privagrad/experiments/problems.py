@@ -1,18 +1,84 @@
-"""Problems made of random numbers, with everything about them known."""
+"""Problems to try methods on: random ones with everything known."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from privagrad._validate import Vector
+from privagrad import Box, Loss, WholeSpace
+from privagrad._validate import Vector, choice
+from privagrad.domains import Domain
+from privagrad.glm import GlmGradients
+from privagrad.tables import as_rows
 
 
 class Regression(NamedTuple):
     X: Vector
     y: Vector
     sigma: Vector
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Rows to learn from, public rows beside them, and the scales that count as public.
+
+    `step_unit` multiplies the step sizes of the common grid: the size of a solution's coordinates.
+    """
+
+    name: str
+    loss: str
+    X: Any
+    y: Vector
+    sigma: Vector
+    public: tuple[Any, Vector]
+    domain: Domain
+    step_unit: float = 1.0
+
+    @cached_property
+    def _gradients(self) -> GlmGradients:
+        return GlmGradients(Loss(self.loss), as_rows(self.X), self.y)
+
+    def objective(self, x: Vector) -> float:
+        """The mean loss over the private rows. Not private."""
+        return self._gradients.objective(x)
+
+    def optimum(self) -> float:
+        """The least loss found without privacy, by L-BFGS-B from 0 in the coordinates σ x.
+
+        The absolute loss is smoothed by Huber's, with the bend taken towards 0; the other losses
+        are followed by their own (sub)gradients.
+        """
+        from scipy.optimize import minimize as solve
+
+        losses = [Loss(self.loss)]
+        if self.loss == "absolute":
+            losses = [Loss("huber", bend) for bend in (1e-1, 1e-2, 1e-3, 1e-4, 1e-5)]
+        box = self.domain if isinstance(self.domain, Box) else Box(-np.inf, np.inf)
+        bounds = np.stack([box.low * self.sigma, box.high * self.sigma], axis=1)
+        point = np.zeros_like(self.sigma)
+        for loss in losses:
+            smooth = GlmGradients(loss, self._gradients.rows, self.y)
+            unit = 1.0 if loss.parameter is None else loss.parameter
+
+            def scaled(v: Vector, smooth: GlmGradients = smooth, unit: float = unit) -> Any:
+                value, gradient = smooth.objective_and_gradient(v / self.sigma)
+                return value / unit, gradient / self.sigma / unit
+
+            options: Any = {"maxiter": 1000, "ftol": 1e-11, "gtol": 1e-9}
+            edges: Any = bounds
+            point = solve(
+                scaled, point, jac=True, method="L-BFGS-B", bounds=edges, options=options
+            ).x
+        return self.objective(point / self.sigma)
+
+    def public_gradients(self) -> Vector:
+        """The public examples' gradients at 0, one a row."""
+        rows = as_rows(self.public[0])
+        gradients = GlmGradients(Loss(self.loss), rows, self.public[1])
+        return gradients.each(np.zeros(rows.shape[1]), np.arange(rows.shape[0]))
 
 
 def absolute_regression(
@@ -28,3 +94,39 @@ def absolute_regression(
     X = rng.standard_normal((n, dim)) * sigma
     best = rng.choice([-1.0, 1.0], dim)
     return Regression(X, X @ best + rng.laplace(0, tau, n), sigma)
+
+
+def _paper() -> Problem:
+    X, y, sigma = absolute_regression(n=5500)
+    return Problem(
+        "absolute-regression",
+        "absolute",
+        X[:5000],
+        y[:5000],
+        sigma,
+        (X[5000:], y[5000:]),
+        Box(-1, 1),
+    )
+
+
+def _text() -> Problem:
+    """Sparse binary words with Zipf frequencies and a logistic label, like a bag of words."""
+    rng = np.random.default_rng(0)
+    n, dim = 5500, 300
+    rate = 0.5 / np.arange(1, dim + 1) ** 0.9
+    X = (rng.uniform(size=(n, dim)) < rate).astype(np.float64)
+    weights = rng.standard_normal(dim) * 1.5
+    chance = 1 / (1 + np.exp(-(X @ weights - (rate * weights).sum())))
+    y = np.where(rng.uniform(size=n) < chance, 1.0, -1.0)
+    public = (X[5000:], y[5000:])
+    return Problem(
+        "sparse-text", "logistic", X[:5000], y[:5000], np.sqrt(rate), public, WholeSpace()
+    )
+
+
+BUILT_IN = {"absolute-regression": _paper, "sparse-text": _text}
+
+
+def load_problem(name: str) -> Problem:
+    """A built-in problem by name."""
+    return BUILT_IN[choice("problem", name, BUILT_IN)]()

@@ -1,0 +1,58 @@
+"""Many independent runs on all cores, each result kept on disk: a killed experiment goes on."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterable
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from pathlib import Path
+from typing import Any, TypeVar
+
+from privagrad import _progress
+
+Task = TypeVar("Task")
+Outcome = dict[str, Any]
+
+
+def run_tasks(
+    work: Callable[[Task], Outcome],
+    tasks: Iterable[Task],
+    journal: Path,
+    description: str,
+    workers: int | None = None,
+) -> dict[Task, Outcome]:
+    """`work` of every task, by task; finished ones are read from `journal` instead.
+
+    A task's `repr` is its name in the journal, so it must hold everything its outcome depends on.
+    """
+    tasks = list(tasks)
+    done = _read(journal)
+    missing = [task for task in tasks if repr(task) not in done]
+    journal.parent.mkdir(parents=True, exist_ok=True)
+    if missing:
+        with (
+            journal.open("a", encoding="utf-8") as lines,
+            ProcessPoolExecutor(workers or os.cpu_count()) as pool,
+        ):
+            pending = {pool.submit(work, task): task for task in missing}
+            finished = _progress.track(as_completed(pending), len(pending), description)
+            for future in finished:
+                name = repr(pending[future])
+                done[name] = future.result()
+                lines.write(json.dumps({"task": name, "outcome": done[name]}) + "\n")
+                lines.flush()
+    return {task: done[repr(task)] for task in tasks}
+
+
+def _read(journal: Path) -> dict[str, Outcome]:
+    if not journal.exists():
+        return {}
+    done = {}
+    for line in journal.read_text(encoding="utf-8").splitlines():
+        try:
+            entry = json.loads(line)
+        except json.JSONDecodeError:
+            continue  # the line that was being written when the run was killed
+        done[entry["task"]] = entry["outcome"]
+    return done
