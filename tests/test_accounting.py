@@ -7,7 +7,8 @@ from scipy import stats
 from scipy.special import ndtr
 
 import privagrad as pg
-from privagrad.accounting import _calibrated, fixed_size_profile
+from privagrad.accounting import _calibrated
+from privagrad.events import fixed_size_profile
 from privagrad.sampling import SAMPLINGS
 
 SETTINGS = [

@@ -13,9 +13,10 @@ ROOT = Path(privagrad.__file__).parent
 FLOORS = [
     ["_validate", "_numba", "_progress"],
     ["geometry", "sampling", "noise", "losses"],
-    ["domains", "mechanism", "accounting", "kernels"],
-    ["tables", "theory"],
-    ["glm"],
+    ["domains", "mechanism", "events", "kernels"],
+    ["accounting", "tables", "theory"],
+    ["glm", "files"],
+    ["erm"],
     ["methods"],
     ["oracle"],
     ["descent"],

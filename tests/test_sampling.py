@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from privagrad.accounting import GaussianEvent
+from privagrad.events import GaussianEvent
 from privagrad.noise import random_source
 from privagrad.sampling import SAMPLINGS, batches
 from tests.statistics import FALSE_ALARM, rate_accepted

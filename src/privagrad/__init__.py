@@ -2,9 +2,10 @@
 
 from importlib.metadata import version
 
-from privagrad.accounting import GaussianEvent, PrivacyPlan, PrivacyReport
+from privagrad.accounting import PrivacyPlan, PrivacyReport
 from privagrad.descent import Result, minimize
 from privagrad.domains import Box, L1Ball, L2Ball, Simplex, WholeSpace
+from privagrad.events import GaussianEvent
 from privagrad.geometry import Ellipsoid
 from privagrad.losses import Loss
 

@@ -11,85 +11,31 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from privagrad import _validate
-from privagrad._validate import Vector
-from privagrad.sampling import SAMPLINGS, Sampling
+from privagrad.events import (
+    TAIL,
+    Event,
+    GaussianEvent,
+    ObjectiveEvent,
+    Relation,
+    fixed_size_profile,
+    objective_losses,
+)
+from privagrad.sampling import Sampling
 
 if TYPE_CHECKING:
     from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 
-Relation = Literal["add-or-remove-one", "replace-one"]
 ACCOUNTANT = "PLD (dp-accounting)"
 
 _LEAST_POINTS, _COARSE_POINTS, _FINE_POINTS = 2 * 10**4, 10**5, 10**6
 _COARSE_PER_DEVIATION, _FINE_PER_DEVIATION = 4, 20
-_TAIL = 1e-20
 _SAFE_SIDE = 5e-4
 _MEANINGLESS = 1e6
-
-
-@dataclass(frozen=True)
-class GaussianEvent:
-    """`count` releases of a sum of vectors of norm ≤ 1 plus N(0, noise_multiplier² I).
-
-    Attributes
-    ----------
-    noise_multiplier : float
-        The noise's standard deviation over the bound on one example's vector; under replace-one
-        the sensitivity is twice that bound, and the accountant counts it so.
-    count : int
-    sampling : {"poisson", "with_replacement", "without_replacement"} or None
-        How each release draws its rows; None: all rows.
-    n_examples, batch_size : int
-        Public; needed where rows are sampled. `batch_size` is the expected one.
-    purpose : str
-        For people: "gradients", "moments", ...
-    """
-
-    noise_multiplier: float
-    count: int = 1
-    sampling: Sampling | None = None
-    n_examples: int = 1
-    batch_size: int = 1
-    purpose: str = "query"
-
-    def __post_init__(self) -> None:
-        # dp-accounting under-accounts integer noise multipliers: always a float.
-        noise = _validate.positive("noise_multiplier", self.noise_multiplier)
-        object.__setattr__(self, "noise_multiplier", noise)
-        _validate.whole("count", self.count)
-        _validate.whole("n_examples", self.n_examples)
-        _validate.whole("batch_size", self.batch_size)
-        if self.sampling is not None:
-            _validate.choice("sampling", self.sampling, SAMPLINGS)
-        if self.batch_size > self.n_examples:
-            raise ValueError(
-                f"Expected batch_size <= n_examples, found batch_size={self.batch_size} and "
-                f"n_examples={self.n_examples}."
-            )
-
-    @property
-    def relation(self) -> Relation | None:
-        """The neighbouring relation its sampling is accounted under; None: either."""
-        return None if self.sampling is None else relation_of(self.sampling)
-
-    @property
-    def rate(self) -> float:
-        """The probability that one given row is in a given batch."""
-        if self.sampling is None:
-            return 1.0
-        if self.sampling == "with_replacement" and self.n_examples > 1:
-            return -math.expm1(self.batch_size * math.log1p(-1 / self.n_examples))
-        return self.batch_size / self.n_examples
-
-
-def relation_of(sampling: Sampling) -> Relation:
-    """Add-or-remove-one for Poisson samples, replace-one for samples of fixed size."""
-    return "add-or-remove-one" if sampling == "poisson" else "replace-one"
 
 
 @dataclass(frozen=True)
@@ -101,7 +47,7 @@ class PrivacyReport:
     relation: Relation
     sampling: Sampling
     accountant: str
-    events: tuple[GaussianEvent, ...]
+    events: tuple[Event, ...]
     seeded: bool
 
     def __str__(self) -> str:
@@ -128,7 +74,7 @@ class PrivacyPlan:
     not. ``calibrate`` ends on the safe side: ``plan.epsilon(delta) <= epsilon``.
     """
 
-    events: tuple[GaussianEvent, ...]
+    events: tuple[Event, ...]
 
     def __post_init__(self) -> None:
         relations = {event.relation for event in self.events} - {None}
@@ -147,7 +93,7 @@ class PrivacyPlan:
         batch_size: int,
         steps: int,
         sampling: Sampling = "poisson",
-        also: Iterable[GaussianEvent] = (),
+        also: Iterable[Event] = (),
     ) -> PrivacyPlan:
         """The least noise for `steps` gradients that keeps everything within (epsilon, delta).
 
@@ -157,11 +103,6 @@ class PrivacyPlan:
             Further releases of fixed cost paid from the same budget (a moment query, a tuning
             run), composed with the gradients.
         """
-        if _validate.positive("epsilon", epsilon) > _MEANINGLESS:
-            raise ValueError(
-                f"Expected epsilon <= {_MEANINGLESS:g}, found {epsilon!r}: such a budget protects "
-                "nobody. For no privacy minimise with epsilon=float('inf')."
-            )
         _validate.whole("n_examples", n_examples)
         training = GaussianEvent(
             1.0,
@@ -172,7 +113,20 @@ class PrivacyPlan:
             "gradients",
         )
         delta = _validate.delta_of(delta, n_examples)
-        return cls(_calibrated(tuple(also), training, float(epsilon), delta))
+        return cls.calibrate_event(training, epsilon, delta, also)
+
+    @classmethod
+    def calibrate_event(
+        cls, event: Event, epsilon: float, delta: float, also: Iterable[Event] = ()
+    ) -> PrivacyPlan:
+        """`calibrate` for any event: the least noise multiplier that keeps within the budget."""
+        if _validate.positive("epsilon", epsilon) > _MEANINGLESS:
+            raise ValueError(
+                f"Expected epsilon <= {_MEANINGLESS:g}, found {epsilon!r}: such a budget protects "
+                "nobody. For no privacy minimise with epsilon=float('inf')."
+            )
+        delta = _validate.delta_of(delta)
+        return cls(_calibrated(tuple(also), event, float(epsilon), delta))
 
     @property
     def noise_multiplier(self) -> float:
@@ -199,9 +153,7 @@ class PrivacyPlan:
 
 
 @lru_cache(maxsize=1024)
-def _epsilon(
-    events: tuple[GaussianEvent, ...], relation: Relation, delta: float, fine: bool
-) -> float:
+def _epsilon(events: tuple[Event, ...], relation: Relation, delta: float, fine: bool) -> float:
     if not events:
         return 0.0
     return float(_compose(events, relation, fine).get_epsilon_for_delta(delta))
@@ -209,8 +161,8 @@ def _epsilon(
 
 @lru_cache(maxsize=256)
 def _calibrated(
-    others: tuple[GaussianEvent, ...], training: GaussianEvent, epsilon: float, delta: float
-) -> tuple[GaussianEvent, ...]:
+    others: tuple[Event, ...], training: Event, epsilon: float, delta: float
+) -> tuple[Event, ...]:
     from scipy.optimize import brentq
 
     relation = PrivacyPlan((*others, training)).relation
@@ -223,7 +175,7 @@ def _calibrated(
             "give those events more noise."
         )
 
-    def events_at(log_noise: float) -> tuple[GaussianEvent, ...]:
+    def events_at(log_noise: float) -> tuple[Event, ...]:
         return (*others, replace(training, noise_multiplier=math.exp(log_noise)))
 
     def excess(log_noise: float, fine: bool) -> float:
@@ -253,9 +205,7 @@ def _calibrated(
     return events_at(safe)
 
 
-def _compose(
-    events: tuple[GaussianEvent, ...], relation: Relation, fine: bool
-) -> PrivacyLossDistribution:
+def _compose(events: tuple[Event, ...], relation: Relation, fine: bool) -> PrivacyLossDistribution:
     interval = _interval(events, relation, fine)
     total: Any = None
     for event in events:
@@ -265,7 +215,7 @@ def _compose(
     return total
 
 
-def _interval(events: tuple[GaussianEvent, ...], relation: Relation, fine: bool) -> float:
+def _interval(events: tuple[Event, ...], relation: Relation, fine: bool) -> float:
     """Discretisation whose own variance is a small part of the privacy loss's variance."""
     sensitivity = 1.0 if relation == "add-or-remove-one" else 2.0
     variance = reach = 0.0
@@ -281,10 +231,17 @@ def _interval(events: tuple[GaussianEvent, ...], relation: Relation, fine: bool)
 
 
 def _loss_distribution(
-    event: GaussianEvent, relation: Relation, interval: float
+    event: Event, relation: Relation, interval: float
 ) -> PrivacyLossDistribution:
     from dp_accounting.pld import pld_pmf
     from dp_accounting.pld import privacy_loss_distribution as pld
+
+    if isinstance(event, ObjectiveEvent):
+        first, masses, beyond = objective_losses(event, interval)
+        losses = dict(enumerate(masses.tolist(), start=first))
+        return pld.PrivacyLossDistribution(
+            pld_pmf.create_pmf(losses, interval, beyond, pessimistic_estimate=True)
+        )
 
     if event.sampling in (None, "poisson"):
         return pld.from_gaussian_mechanism(
@@ -294,7 +251,7 @@ def _loss_distribution(
             value_discretization_interval=interval,
         )
     upper = 1
-    while fixed_size_profile(event, np.full(1, upper * interval))[0] > 10 * _TAIL:
+    while fixed_size_profile(event, np.full(1, upper * interval))[0] > 10 * TAIL:
         upper *= 2
     # No outcome is less likely than 1 - rate times as likely under the neighbour.
     lower = -upper
@@ -303,55 +260,3 @@ def _loss_distribution(
     deltas = fixed_size_profile(event, interval * np.arange(lower, upper + 1, dtype=np.float64))
     pmf = pld_pmf.create_pmf_pessimistic_connect_dots_fixed_gap(interval, lower, upper, deltas)
     return pld.PrivacyLossDistribution(pmf)
-
-
-def fixed_size_profile(event: GaussianEvent, epsilons: Vector) -> Vector:
-    """δ(ε) of one release over a sample of fixed size, under replace-one.
-
-    Let two data sets differ in row i, let K be how often the sample holds row i, p_k = P(K = k),
-    η = P(K ≥ 1). Given K = 0 the releases have one distribution, ω₀; so they are
-    (1 - η) ω₀ + η ω₁ and (1 - η) ω₀ + η ω₁'. With α' = e^{ε'} = 1 + η (α - 1), α ≥ 1, advanced
-    joint convexity (Balle, Barthe, Gaboardi 2018, Theorem 2) gives
-    H_α'(·‖·) = η H_α(ω₁ ‖ (1 - β) ω₀ + β ω₁') with β = α'/α ∈ [0, 1], and joint convexity
-    bounds that by η ((1 - β) H_α(ω₁ ‖ ω₀) + β H_α(ω₁ ‖ ω₁')).
-
-    Couple the samples: replacing the k draws of row i by other draws, or by the changed row,
-    changes k vectors of norm ≤ 1, so that both divergences, given K = k, are at most δ_k(ε): the
-    profile of a Gaussian whose means lie 2k apart. Hence (their Theorem 10)
-
-        δ(ε') ≤ Σ_{k ≥ 1} p_k δ_k(log(1 + (e^{ε'} - 1)/η)),    ε' ≥ 0.
-
-    Without replacement K is 0 or 1 and p_1 = η = batch_size/n; with replacement K is binomial.
-    The pair of data sets is exchangeable, so for ε' < 0 the bound follows from
-    H_α(P‖Q) = 1 - α + α H_{1/α}(Q‖P). The two branches form one convex function of e^{ε'}, hence
-    the profile of a dominating pair, whose PLD may be composed.
-    """
-    from scipy.special import log_ndtr, ndtr
-
-    log_alpha = np.abs(epsilons)
-    if event.sampling == "without_replacement":
-        counts, weights, tail = np.array([1.0]), np.array([event.rate]), 0.0
-    else:
-        counts, weights, tail = _repeats(event.n_examples, event.batch_size)
-    inner = np.log1p(np.expm1(np.minimum(log_alpha, 700.0)) / event.rate)
-    inner = np.where(log_alpha > 700.0, log_alpha - math.log(event.rate), inner)
-    deltas = np.full_like(log_alpha, tail)
-    for count, weight in zip(counts, weights, strict=True):
-        mu = 2.0 * count / event.noise_multiplier
-        upper = ndtr(mu / 2 - inner / mu)
-        lower = np.exp(np.minimum(inner + log_ndtr(-mu / 2 - inner / mu), 0.0))
-        deltas += weight * np.maximum(upper - lower, 0.0)
-    negative = -np.expm1(-log_alpha) + np.exp(-log_alpha) * deltas
-    return np.minimum(np.where(epsilons < 0, negative, deltas), 1.0)
-
-
-def _repeats(n_examples: int, draws: int) -> tuple[Vector, Vector, float]:
-    """How often `draws` uniform draws hit one row: counts ≥ 1, probabilities, the tail left out."""
-    from scipy.stats import binom
-
-    law = binom(draws, 1 / n_examples)
-    most = 1
-    while most < draws and law.sf(most) > _TAIL:
-        most += 1
-    counts = np.arange(1.0, most + 1)
-    return counts, law.pmf(counts), float(law.sf(most))

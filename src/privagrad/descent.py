@@ -15,8 +15,9 @@ from numpy.typing import ArrayLike
 
 from privagrad import _progress, _validate
 from privagrad._validate import Vector
-from privagrad.accounting import ACCOUNTANT, PrivacyPlan, PrivacyReport, relation_of
+from privagrad.accounting import ACCOUNTANT, PrivacyPlan, PrivacyReport
 from privagrad.domains import Domain, WholeSpace
+from privagrad.events import relation_of
 from privagrad.geometry import PROJECTIONS, Ellipsoid, Projection
 from privagrad.glm import GlmGradients
 from privagrad.losses import Loss
@@ -119,6 +120,8 @@ def minimize(
     kind = loss if isinstance(loss, Loss) else Loss(loss)
     gradients = GlmGradients(kind, rows, kind.targets(as_targets(y), n))
     domain = WholeSpace() if domain is None else domain
+    if rule.one_shot:
+        batch_size, steps, sampling = n, 1, "poisson"
     batch_size = _batch_size(batch_size, n)
     steps = _validate.whole("steps", round((n / batch_size) ** 2) if steps is None else steps)
     step_size = _step_size(step_size, rule, domain, dim)
@@ -128,7 +131,7 @@ def minimize(
     plan = None
     if _is_private(rule, epsilon):
         ellipsoid = rule.ellipsoid(_given_ellipsoid(ellipsoid, dim))
-        plan = PrivacyPlan.calibrate(float(epsilon or 0), delta, n, batch_size, steps, sampling)
+        plan = rule.plan(float(epsilon or 0), delta, n, batch_size, steps, sampling)
     setting = Setting(
         dim,
         steps,
@@ -138,6 +141,8 @@ def minimize(
         ellipsoid,
         _public_gradients(rule, kind, public, dim),
         n,
+        step_size,
+        float(epsilon) if plan and epsilon else math.inf,
     )
     with _pool(threads) as pool:
         oracle = GradientOracle(gradients, setting, projection, source, pool)

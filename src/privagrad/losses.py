@@ -21,6 +21,8 @@ class _Kind:
 
     value: Callable[[Vector, Vector, float], Vector]
     targets: str  # "numbers", "signs" or "none"
+    lipschitz: Callable[[float], float] = lambda _: 1.0
+    smoothness: float = math.inf
     parameter: str = ""
     default: float = 0.0
     below: float = math.inf
@@ -33,13 +35,19 @@ def _huber(m: Vector, y: Vector, bend: float) -> Vector:
 
 _KINDS = {
     "absolute": _Kind(lambda m, y, _: np.abs(m - y), "numbers"),
-    "logistic": _Kind(lambda m, y, _: np.logaddexp(0.0, -y * m), "signs"),
+    "logistic": _Kind(lambda m, y, _: np.logaddexp(0.0, -y * m), "signs", smoothness=0.25),
     "hinge": _Kind(lambda m, y, _: np.maximum(0.0, 1.0 - y * m), "signs"),
-    "huber": _Kind(_huber, "numbers", "bend between square and linear", 1.35),
+    "huber": _Kind(_huber, "numbers", lambda k: k, 1.0, "bend between square and linear", 1.35),
     "quantile": _Kind(
-        lambda m, y, q: np.maximum(q * (y - m), (q - 1) * (y - m)), "numbers", "quantile", 0.5, 1.0
+        lambda m, y, q: np.maximum(q * (y - m), (q - 1) * (y - m)),
+        "numbers",
+        lambda q: max(q, 1 - q),
+        math.inf,
+        "quantile",
+        0.5,
+        1.0,
     ),
-    "linear": _Kind(lambda m, y, _: np.asarray(m), "none"),
+    "linear": _Kind(lambda m, y, _: np.asarray(m), "none", smoothness=0.0),
 }
 LOSSES = tuple(_KINDS)
 _ABSOLUTE, _LOGISTIC, _HINGE, _HUBER, _QUANTILE, _LINEAR = range(len(LOSSES))
@@ -102,6 +110,16 @@ class Loss:
     def key(self) -> tuple[int, float]:
         """What the kernels call it: `slope`'s code and parameter."""
         return LOSSES.index(self.name), float(self.parameter or 0.0)
+
+    @property
+    def lipschitz(self) -> float:
+        """The largest \\|ℓ'\\|."""
+        return _KINDS[self.name].lipschitz(self.key[1])
+
+    @property
+    def smoothness(self) -> float:
+        """The largest ℓ'', infinite where ℓ bends."""
+        return _KINDS[self.name].smoothness
 
     def value(self, margins: ArrayLike, targets: ArrayLike) -> Vector:
         """ℓ(m; y), elementwise."""

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from concurrent.futures import Executor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from privagrad._validate import Vector
+from privagrad.erm import RegularizedRisk
 from privagrad.geometry import Ellipsoid, Projection
 from privagrad.glm import GlmGradients
+from privagrad.losses import Loss
 from privagrad.mechanism import GaussianSum, bounded_units
 from privagrad.methods import Setting
 from privagrad.noise import RandomSource
@@ -44,6 +47,10 @@ class GradientOracle:
         self.total = np.empty(setting.dim)
         self.diagnostics = Diagnostics()
 
+    @property
+    def loss(self) -> Loss:
+        return self.gradients.loss
+
     def bounded(self, x: Vector, batch: Rows, ellipsoid: Ellipsoid | None) -> Vector:
         total = self.total
         total.fill(0.0)
@@ -68,6 +75,30 @@ class GradientOracle:
         units, *counts = bounded_units(vectors, mechanism.grid)
         self._count(batch, *counts)
         return mechanism.release(units, Ellipsoid.ball(dim, 1.0), self.source, self.pool)
+
+    def minimum(self, ridge: float, smoothing: float, cover: float | None = None) -> Vector:
+        bound = self.setting.radius if self.private else math.inf
+        risk = RegularizedRisk(self.gradients, bound, ridge, smoothing)
+        dim, n = self.setting.dim, self.setting.n_examples
+        # A tolerance whose price is one part in a thousand.
+        tolerance = 0.0005 * self.setting.radius / n
+        if not self.private:
+            return risk.solve(tolerance)
+        sensitivity = (bound / n + 2 * tolerance) / ridge
+        noise = self.setting.noise_multiplier
+        if cover is not None:
+            tilt = self._released(np.zeros(dim), bound, noise) / n
+            risk = replace(risk, tilt=tilt)
+            sensitivity, noise = 2 * tolerance / ridge, cover
+        self._count(np.arange(n), risk.shrunk, risk.left_out)
+        return self._released(risk.solve(tolerance), sensitivity, noise)
+
+    def _released(self, vector: Vector, sensitivity: float, noise_multiplier: float) -> Vector:
+        """`vector`, which one example can move by `sensitivity`, with Gaussian noise."""
+        dim = self.setting.dim
+        mechanism = GaussianSum(dim, noise_multiplier, 1)
+        units = vector / (sensitivity * mechanism.grid)
+        return mechanism.release(units, Ellipsoid.ball(dim, sensitivity), self.source, self.pool)
 
     def _mechanism(self, dim: int) -> GaussianSum:
         return GaussianSum(dim, self.setting.noise_multiplier, self.setting.batch_size)

@@ -28,6 +28,11 @@ class DenseRows:
     def shape(self) -> tuple[int, int]:
         return self.array.shape[0], self.array.shape[1]
 
+    @property
+    def matrix(self) -> Any:
+        """All rows, as something with products."""
+        return self.array
+
     def take(self, batch: Rows) -> Vector:
         """The batch's rows as a dense matrix."""
         return self.array[batch].astype(np.float64)
@@ -63,17 +68,18 @@ class SparseRows:
         return self.data.size / max(self.indptr.size - 1, 1)
 
     @cached_property
-    def _matrix(self) -> Any:
+    def matrix(self) -> Any:
+        """All rows, as something with products."""
         from scipy.sparse import csr_array
 
         return csr_array((self.data, self.indices, self.indptr), shape=self.shape)
 
     def take(self, batch: Rows) -> Vector:
         """The batch's rows as a dense matrix."""
-        return np.asarray(self._matrix[batch].toarray(), dtype=np.float64)
+        return np.asarray(self.matrix[batch].toarray(), dtype=np.float64)
 
     def margins(self, x: Vector) -> Vector:
-        return np.asarray(self._matrix @ x, dtype=np.float64)
+        return np.asarray(self.matrix @ x, dtype=np.float64)
 
     @cached_property
     def kernel(self) -> tuple[Callable[..., tuple[int, int]], tuple[NDArray[Any], ...]]:

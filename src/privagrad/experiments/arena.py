@@ -16,7 +16,7 @@ import numpy as np
 
 from privagrad import Ellipsoid, minimize
 from privagrad._validate import Vector
-from privagrad.experiments.problems import Problem, load_problem
+from privagrad.experiments.problems import FileProblem, Problem, load_problem
 from privagrad.experiments.tasks import Outcome
 from privagrad.methods import METHODS, Method
 from privagrad.methods.pdp_sgd import PDPSGD
@@ -56,7 +56,7 @@ CONTENDERS = {
 class Bout:
     """Runs of one contender with one setting: everything its outcome depends on."""
 
-    problem: str
+    problem: str | FileProblem
     contender: str
     epsilon: float
     delta: float
@@ -133,7 +133,7 @@ def fight(bout: Bout) -> Outcome:
 
 def tuning_bouts(
     contender: str,
-    problem: str,
+    problem: str | FileProblem,
     epsilon: float,
     delta: float,
     batch_size: int,
@@ -178,12 +178,12 @@ def median_band(values: Vector) -> tuple[Vector, Vector, Vector]:
 
 
 @lru_cache(maxsize=4)
-def _problem(name: str) -> Problem:
+def _problem(name: str | FileProblem) -> Problem:
     return load_problem(name)
 
 
 @lru_cache(maxsize=32)
-def _median_norm(problem: str, power: float) -> float:
+def _median_norm(problem: str | FileProblem, power: float) -> float:
     """The median norm of the public examples' gradients at 0, in the contender's own norm."""
     given = _problem(problem)
     norms = Ellipsoid(given.sigma**power, 1.0).norm(given.public_gradients())

@@ -1,9 +1,10 @@
-"""Problems to try methods on: random ones with everything known."""
+"""Problems to try methods on: random ones with everything known, and files."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,6 +12,7 @@ import numpy as np
 from privagrad import Box, Loss, WholeSpace
 from privagrad._validate import Vector, choice
 from privagrad.domains import Domain
+from privagrad.files import read_table
 from privagrad.glm import GlmGradients
 from privagrad.tables import as_rows
 
@@ -127,6 +129,41 @@ def _text() -> Problem:
 BUILT_IN = {"absolute-regression": _paper, "sparse-text": _text}
 
 
-def load_problem(name: str) -> Problem:
-    """A built-in problem by name."""
-    return BUILT_IN[choice("problem", name, BUILT_IN)]()
+@dataclass(frozen=True)
+class FileProblem:
+    """A user's table; a share of its rows, drawn at random, counts as public.
+
+    `stamp` is the file's time of change: results of another version are not mixed in.
+    """
+
+    path: str
+    target: str | None
+    loss: str
+    public_share: float
+    box: float | None
+    stamp: int
+
+
+def load_problem(name: str | FileProblem) -> Problem:
+    """A built-in problem by name, or one made of a file.
+
+    Of a file's public rows come the scales σ_j, their columns' root mean squares (with one
+    pseudo-row of the average scale, so that none is 0), and the unit of the step sizes.
+    """
+    if isinstance(name, str):
+        return BUILT_IN[choice("problem", name, BUILT_IN)]()
+    X, y, _ = read_table(Path(name.path), name.target)
+    y = Loss(name.loss).targets(y, X.shape[0])
+    order = np.random.default_rng(0).permutation(X.shape[0])
+    cut = max(1, round(name.public_share * X.shape[0]))
+    if cut >= X.shape[0]:
+        raise ValueError(f"Expected private rows beside the public ones, found {X.shape[0]} rows.")
+    shown, kept = order[:cut], order[cut:]
+    squares = np.asarray((X[shown] ** 2).sum(axis=0)).ravel()
+    sigma = np.sqrt((squares + squares.mean() / cut) / (cut + 1))
+    domain: Domain = WholeSpace() if name.box is None else Box(-name.box, name.box)
+    unit = 1.0 / float(np.sqrt(np.square(sigma).sum()))
+    public = (X[shown], y[shown])
+    return Problem(
+        Path(name.path).name, name.loss, X[kept], y[kept], sigma, public, domain, step_unit=unit
+    )

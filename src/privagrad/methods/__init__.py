@@ -1,11 +1,17 @@
 """The optimizers, one file each: adding one is a file and a line here."""
 
 from privagrad.methods._base import Method, Oracle, Setting
+from privagrad.methods.adaclip import AdaCliP
 from privagrad.methods.adagrad import AdaGrad, DPAdaGrad
+from privagrad.methods.gep import GEP
+from privagrad.methods.mirror_descent import MirrorDescent
+from privagrad.methods.objective_perturbation import ObjectivePerturbation
+from privagrad.methods.output_perturbation import OutputPerturbation
 from privagrad.methods.pagan import PAGAN
 from privagrad.methods.pasan import PASAN
 from privagrad.methods.pdp_sgd import PDPSGD
 from privagrad.methods.sgd import DPSGD, SGD
+from privagrad.methods.subspace_adagrad import SubspaceAdaGrad
 
 __all__ = ["METHODS", "Method", "Oracle", "Setting"]
 
@@ -19,5 +25,11 @@ METHODS: dict[str, Method] = {
         PASAN(),
         PAGAN(),
         PDPSGD(),
+        AdaCliP(),
+        GEP(),
+        SubspaceAdaGrad(),
+        MirrorDescent(),
+        OutputPerturbation(),
+        ObjectivePerturbation(),
     )
 }

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Protocol
 
 from privagrad._validate import Vector
+from privagrad.accounting import PrivacyPlan
 from privagrad.domains import Domain
 from privagrad.geometry import Ellipsoid
 from privagrad.glm import GlmGradients
-from privagrad.sampling import Rows
+from privagrad.losses import Loss
+from privagrad.sampling import Rows, Sampling
 
 Shape = Literal["none", "ball", "ellipsoid"]
 
@@ -31,6 +34,8 @@ class Setting:
     ellipsoid: Ellipsoid | None = None
     public: GlmGradients | None = None
     n_examples: int = 1
+    step_size: float = 1.0
+    epsilon: float = math.inf
 
     @property
     def epoch(self) -> int:
@@ -45,6 +50,10 @@ class Setting:
 class Oracle(Protocol):
     """Where methods get gradients from: private under a plan, plain without one."""
 
+    @property
+    def loss(self) -> Loss:
+        """The loss, which is public."""
+
     def bounded(self, x: Vector, batch: Rows, ellipsoid: Ellipsoid | None) -> Vector:
         """The mean gradient, each example's bounded to the ellipsoid, noise of its shape."""
 
@@ -57,6 +66,13 @@ class Oracle(Protocol):
         be public.
         """
 
+    def minimum(self, ridge: float, smoothing: float, cover: float | None = None) -> Vector:
+        """The minimiser of the risk with this ridge, with noise on it.
+
+        With `cover` the noise is in the objective, and noise of that multiplier covers what the
+        solver's tolerance lets the answer move.
+        """
+
 
 class Method(ABC):
     """One optimizer. `start` makes its state; `gradient` and `step` move the point once.
@@ -66,11 +82,19 @@ class Method(ABC):
     name : what users call it
     shape : "none" for methods without bound and noise, "ball" for A = I, "ellipsoid" for any A
     needs_public : whether it learns something from public rows
+    one_shot : whether it makes one release over all rows instead of steps over batches
     """
 
     name: ClassVar[str]
     shape: ClassVar[Shape]
     needs_public: ClassVar[bool] = False
+    one_shot: ClassVar[bool] = False
+
+    def plan(
+        self, epsilon: float, delta: float, n: int, batch_size: int, steps: int, sampling: Sampling
+    ) -> PrivacyPlan:
+        """What it will release, with the least noise that the budget allows."""
+        return PrivacyPlan.calibrate(epsilon, delta, n, batch_size, steps, sampling)
 
     def ellipsoid(self, given: Ellipsoid) -> Ellipsoid:
         """The ellipsoid it uses: the one given, or for A = I the ball of the same radius."""

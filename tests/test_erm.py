@@ -1,0 +1,120 @@
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.integrate import quad
+from scipy.sparse import csr_array
+
+import privagrad as pg
+from privagrad.erm import RegularizedRisk
+from privagrad.events import ObjectiveEvent
+from privagrad.glm import GlmGradients
+from privagrad.losses import LOSSES
+from privagrad.tables import as_rows
+from tests.statistics import scale_accepted
+
+
+def risk(loss, X, y, bound=1.0, ridge=0.1, smoothing=0.2, tilt=0.0):
+    return RegularizedRisk(
+        GlmGradients(pg.Loss(loss), as_rows(X), y), bound, ridge, smoothing, tilt
+    )
+
+
+def problem(n=30, dim=4, seed=0):
+    rng = np.random.default_rng(seed)
+    return rng.standard_normal((n, dim)), rng.choice([-1.0, 1.0], n)
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize("sparse", [False, True])
+def test_solutions_are_certified(loss, sparse):
+    X, y = problem()
+    solved = risk(loss, csr_array(X) if sparse else X, y)
+    x = solved.solve(1e-8)
+    assert np.linalg.norm(solved.gradient(x)) <= 1e-8
+    # Strong convexity: the gradient grows at least as ridge times the distance.
+    for other in np.random.default_rng(1).standard_normal((5, 4)):
+        assert solved.gradient(other) @ (other - x) >= 0.0999 * np.sum((other - x) ** 2)
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+@settings(max_examples=25)
+@given(seed=st.integers(0, 1000), bound=st.sampled_from([0.1, 1.0, 10.0]), huge=st.booleans())
+def test_one_example_moves_the_minimiser_by_at_most_bound_over_n_ridge(loss, seed, bound, huge):
+    X, y = problem(seed=seed)
+    if huge:
+        X[-1] *= 1e6
+    tolerance = 1e-9
+    without = X.copy()
+    without[-1] = np.nan  # left out, with n unchanged
+    near = [risk(loss, rows, y, bound).solve(tolerance) for rows in (X, without)]
+    most = (bound / 30 + 2 * tolerance) / 0.1
+    assert np.linalg.norm(near[0] - near[1]) <= most
+
+
+def test_the_bound_on_the_move_is_nearly_attained():
+    X = np.zeros((10, 1))
+    X[-1] = 5.0
+    moved = risk("linear", X, np.zeros(10), 1.0, 0.5).solve(1e-10)
+    assert moved == pytest.approx([-1 / (10 * 0.5)], rel=1e-6)
+
+
+@pytest.mark.parametrize(("noise", "epsilon"), [(2.0, 0.3), (2.0, 1.0), (0.7, 2.0), (5.0, 0.2)])
+def test_the_objective_event_lies_above_the_exact_divergence(noise, epsilon):
+    """One coordinate, logistic loss, Λ = 1: the density of the minimiser is known exactly."""
+    ridge, row = 1.0, 1.0
+    event = ObjectiveEvent(noise, np.log1p(0.25 * row**2 / ridge))
+    sigma = noise * row
+
+    def density(theta, examples):
+        chance = 1 / (1 + np.exp(-theta * row))
+        b = -(ridge * theta + examples * (chance - 1) * row)
+        volume = ridge + examples * chance * (1 - chance) * row**2
+        return np.exp(-((b / sigma) ** 2) / 2) / np.sqrt(2 * np.pi) / sigma * volume
+
+    for with_row, without in ((1, 0), (0, 1)):
+        exact, _ = quad(
+            lambda t: max(0.0, density(t, with_row) - np.exp(epsilon) * density(t, without)),  # noqa: B023
+            -60, 60, limit=2000, points=[0.0],
+        )  # fmt: skip
+        bound = pg.PrivacyPlan((event,)).delta(epsilon)
+        assert bound >= exact
+    assert bound <= 30 * max(exact, 1e-4)
+
+
+def test_objective_perturbation_pays_for_its_tolerance():
+    X, y = problem(200, 5)
+    result = pg.minimize(
+        "logistic", X, y, method="objective-perturbation", epsilon=1.0, delta=1e-4,
+        ellipsoid=pg.Ellipsoid.ball(5, 1.0), step_size=0.5,
+    )  # fmt: skip
+    assert [event.purpose for event in result.privacy.events] == ["solver tolerance", "objective"]
+    assert 0.98 <= result.privacy.epsilon <= 1.0
+
+
+@pytest.mark.parametrize("method", ["output-perturbation", "objective-perturbation"])
+def test_perturbed_minimisers_have_the_noise_they_pay_for(method):
+    """Rows of zeros: output noise has std z Δ; noise b in the objective moves x by -b/Λ."""
+    rows, dim = 100, 400
+    arguments = {
+        "method": method, "epsilon": 1.0, "delta": 1e-4, "ellipsoid": pg.Ellipsoid.ball(dim, 0.5),
+        "step_size": 0.3,
+    }  # fmt: skip
+    draws = [
+        pg.minimize("logistic", np.zeros((rows, dim)), np.ones(rows), **arguments) for _ in range(5)
+    ]
+    noise = draws[0].privacy.events[-1].noise_multiplier
+    rule = pg.methods.METHODS[method]
+    setting = pg.methods.Setting(
+        dim, 1, rows, noise, pg.WholeSpace(), arguments["ellipsoid"], None, rows, 0.3, 1.0
+    )
+    if method == "output-perturbation":
+        std = noise * (0.5 / rows) / rule.ridge(setting)
+    else:
+        std = noise * 0.5 / (rule.ridge_for(setting, pg.Loss("logistic")) * rows)
+    seen = np.array([draw.last for draw in draws])
+    # The tolerance's share widens the noise a little.
+    measured = seen.std()
+    assert 0.95 * std <= measured <= 1.06 * std
+    assert not scale_accepted(seen, std * 2 / 3)
+    assert not scale_accepted(seen, std * 3 / 2)
