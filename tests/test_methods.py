@@ -89,6 +89,20 @@ def test_any_domain_will_do(method, domain):
 
 
 @pytest.mark.parametrize("method", METHODS)
+def test_rows_that_are_not_finite_are_counted_and_do_no_harm(method):
+    X, y, _ = absolute_regression(n=300, dim=12)
+    X[::10, 3] = np.nan
+    X[5::10, 3] = np.inf
+    for epsilon in (2.0, float("inf")) if method in PRIVATE else (None,):
+        result = pg.minimize(
+            "absolute", X, y, method=method, epsilon=epsilon, ellipsoid=pg.Ellipsoid.ball(12, 1.0),
+            domain=pg.Box(-1, 1), batch_size=30, steps=30, step_size=0.1, delta=1e-4, public=PUBLIC,
+        )  # fmt: skip
+        assert np.isfinite(result.last).all()
+        assert result.diagnostics.nonfinite > 0
+
+
+@pytest.mark.parametrize("method", METHODS)
 def test_columns_of_zeros_do_no_harm(method):
     X, y, _ = absolute_regression(n=300, dim=12)
     X[:, 4] = 0.0

@@ -41,12 +41,15 @@ class RegularizedRisk:
 
     @cached_property
     def _shrink(self) -> Vector:
-        matrix = self.gradients.rows.matrix
-        squares = matrix.multiply(matrix) if hasattr(matrix, "multiply") else np.square(matrix)
-        norms = np.sqrt(np.asarray(squares.sum(axis=1), dtype=np.float64)).ravel()
+        """What brings each row within the bound; 0 for rows that are not finite."""
+        matrix = self.gradients.rows.matrix.astype(np.float64)
+        with np.errstate(over="ignore"):
+            squares = matrix.multiply(matrix) if hasattr(matrix, "multiply") else np.square(matrix)
+        norms = np.sqrt(np.asarray(squares.sum(axis=1))).ravel()
+        finite = np.isfinite(norms) & np.isfinite(self.gradients.targets)
         limit = self.bound / self.gradients.loss.lipschitz * (1 - 1e-9)
-        shrink = np.minimum(1.0, limit / np.maximum(norms, 1e-300))
-        return np.where(np.isfinite(norms) & np.isfinite(self.gradients.targets), shrink, 0.0)
+        shrink = np.minimum(1.0, limit / np.where(finite, np.maximum(norms, 1e-300), 1.0))
+        return np.where(finite, shrink, 0.0)
 
     @property
     def shrunk(self) -> int:

@@ -39,12 +39,12 @@ class GlmGradients:
         return self.objective(x), total / count
 
     def each(self, x: Vector, batch: Rows) -> Vector:
-        """The gradients of the batch's examples as rows of a dense matrix; not finite ones as 0."""
+        """The batch's gradients that are finite, one a row of a dense matrix."""
         rows = self.rows.take(batch)
-        slopes = kernels.slopes(*self.loss.key, rows @ x, self.targets[batch])
+        with np.errstate(invalid="ignore", over="ignore"):
+            slopes = kernels.slopes(*self.loss.key, rows @ x, self.targets[batch])
         gradients: Vector = rows * slopes[:, None]
-        gradients[~np.isfinite(gradients).all(axis=1)] = 0.0
-        return gradients
+        return gradients[np.isfinite(gradients).all(axis=1)]
 
     def add_bounded(
         self,

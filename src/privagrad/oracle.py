@@ -68,12 +68,15 @@ class GradientOracle:
     def mapped(
         self, x: Vector, batch: Rows, transform: Callable[[Vector], Vector], dim: int
     ) -> Vector:
-        vectors = transform(self.gradients.each(x, batch))
+        gradients = self.gradients.each(x, batch)
+        vectors = transform(gradients)
+        left_out = batch.size - len(gradients)
         if not self.private:
+            self._count(batch, 0, left_out)
             return np.asarray(vectors.sum(axis=0) / self.setting.batch_size)
         mechanism = self._mechanism(dim)
-        units, *counts = bounded_units(vectors, mechanism.grid)
-        self._count(batch, *counts)
+        units, clipped, nonfinite = bounded_units(vectors, mechanism.grid)
+        self._count(batch, clipped, nonfinite + left_out)
         return mechanism.release(units, Ellipsoid.ball(dim, 1.0), self.source, self.pool)
 
     def minimum(self, ridge: float, smoothing: float, cover: float | None = None) -> Vector:
@@ -82,6 +85,7 @@ class GradientOracle:
         dim, n = self.setting.dim, self.setting.n_examples
         # A tolerance whose price is one part in a thousand.
         tolerance = 0.0005 * self.setting.radius / n
+        self._count(np.arange(n), risk.shrunk, risk.left_out)
         if not self.private:
             return risk.solve(tolerance)
         sensitivity = (bound / n + 2 * tolerance) / ridge
@@ -90,7 +94,6 @@ class GradientOracle:
             tilt = self._released(np.zeros(dim), bound, noise) / n
             risk = replace(risk, tilt=tilt)
             sensitivity, noise = 2 * tolerance / ridge, cover
-        self._count(np.arange(n), risk.shrunk, risk.left_out)
         return self._released(risk.solve(tolerance), sensitivity, noise)
 
     def _released(self, vector: Vector, sensitivity: float, noise_multiplier: float) -> Vector:

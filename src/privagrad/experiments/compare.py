@@ -50,7 +50,7 @@ def compare(
     steps: int = 1000,
     runs: int = 10,
     tuning_runs: int = 2,
-    step_sizes: tuple[float, ...] = STEP_SIZES,
+    step_sizes: tuple[float, ...] = (*STEP_SIZES, 2.0),
     workers: int | None = None,
 ) -> list[Row]:
     """Rows sorted by epsilon and loss; writes compare.csv, compare.png and compare.svg."""

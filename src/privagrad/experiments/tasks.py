@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from contextlib import contextmanager
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -31,10 +33,7 @@ def run_tasks(
     missing = [task for task in tasks if repr(task) not in done]
     journal.parent.mkdir(parents=True, exist_ok=True)
     if missing:
-        with (
-            journal.open("a", encoding="utf-8") as lines,
-            ProcessPoolExecutor(workers or os.cpu_count()) as pool,
-        ):
+        with journal.open("a", encoding="utf-8") as lines, _processes(workers) as pool:
             pending = {pool.submit(work, task): task for task in missing}
             finished = _progress.track(as_completed(pending), len(pending), description)
             for future in finished:
@@ -43,6 +42,23 @@ def run_tasks(
                 lines.write(json.dumps({"task": name, "outcome": done[name]}) + "\n")
                 lines.flush()
     return {task: done[repr(task)] for task in tasks}
+
+
+@contextmanager
+def _processes(workers: int | None) -> Iterator[ProcessPoolExecutor]:
+    """Fresh processes of one thread each: two pools of BLAS threads would fight for the cores."""
+    names = ("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "OMP_NUM_THREADS")
+    before = {name: os.environ.get(name) for name in names}
+    os.environ.update(dict.fromkeys(names, "1"))
+    try:
+        with ProcessPoolExecutor(workers or os.cpu_count(), get_context("spawn")) as pool:
+            yield pool
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
 
 
 def _read(journal: Path) -> dict[str, Outcome]:
