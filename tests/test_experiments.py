@@ -131,7 +131,41 @@ def test_mistakes_get_a_sentence_and_no_traceback(arguments, message, tmp_path):
     assert "Traceback" not in shown.output
 
 
-@pytest.mark.parametrize("command", [(), ("compare",), ("reproduce",), ("reproduce", "figure1")])
+def test_theory_recommends_what_the_paper_does(tmp_path):
+    boxed = invoke("theory", "--rows", 5000, "--box", 1)
+    assert boxed.exit_code == 0, boxed.output
+    assert "Use pagan." in boxed.output
+    (tmp_path / "sigma.txt").write_text("1.0\n0.5\n0.25\n")
+    balled = invoke("theory", "--rows", 5000, "--ball", 1, "--scales", tmp_path / "sigma.txt")
+    assert "Use pasan." in balled.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--rows", 5000), "one of --box and --ball"),
+        (("--rows", 5000, "--box", 1, "--ball", 1), "one of --box and --ball"),
+        (("--rows", 2, "--box", 1), "needs more rows or budget"),
+        (("--rows", 50, "--box", 1, "--scales", "absent.txt"), "absent.txt"),
+    ],
+)
+def test_wrong_questions_to_theory_say_why(arguments, message):
+    shown = invoke("theory", *arguments)
+    assert shown.exit_code == 2
+    assert message in " ".join(shown.output.split())
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        (),
+        ("compare",),
+        ("theory",),
+        ("reproduce",),
+        ("reproduce", "figure1"),
+        ("reproduce", "rates"),
+    ],
+)
 def test_help_teaches(command):
     shown = invoke(*command, "--help")
     assert shown.exit_code == 0

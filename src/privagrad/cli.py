@@ -7,11 +7,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
+import numpy as np
 import typer
 from rich.console import Console
 from rich.table import Table
 
-from privagrad import _validate
+from privagrad import Box, L2Ball, _validate
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -42,6 +43,75 @@ def figure1(out: Out = Path("figure1"), quick: Quick = False, workers: Workers =
     summary = experiment.run(out, settings, workers)
     _print_figure1(summary)
     _say_where(out, "figure1.csv", "figure1.png", "figure1-average.png", "figure1.json")
+
+
+@reproduce.command()
+def rates(out: Out = Path("rates"), quick: Quick = False) -> None:
+    """Measured excess loss against n, d, epsilon and the decay of σ, beside the paper's bounds.
+
+    PAGAN on the box and PASAN on the ball, on the lower bound's own linear problems. Prints the
+    measured slopes beside the predicted ones; writes rates.csv, .json, .png and .svg.
+
+    Example: `privagrad reproduce rates --quick`
+    """
+    from privagrad.experiments import rates as experiment
+
+    outcome = experiment.run(out, quick)
+    _say_where(out, *(path.name for path in outcome.files))
+
+
+@app.command()
+def theory(
+    rows: Annotated[int, typer.Option(min=1, help="Rows of the data set.")],
+    scales: Annotated[
+        Path | None, typer.Option(help="Text file with one public scale σ_j a line.")
+    ] = None,
+    dim: Annotated[int, typer.Option(min=1, help="Without --scales: σ_j = j^-decay.")] = 100,
+    decay: Annotated[float, typer.Option(help="Without --scales: σ_j = j^-decay.")] = 1.5,
+    epsilon: float = 1.0,
+    delta: float = 1e-5,
+    box: Annotated[float | None, typer.Option(help="Optimise over |x_j| <= BOX.")] = None,
+    ball: Annotated[float | None, typer.Option(help="Optimise over ||x||_2 <= BALL.")] = None,
+) -> None:
+    """What the paper's theorems promise for each method, and which one to use.
+
+    Bounds on the expected excess loss for gradients with scales σ_j, split into what optimisation,
+    noise and projection cost, beside the lower bound no private method can beat. Constants that the
+    paper leaves open are ours: compare the methods, do not read the bounds as forecasts.
+
+    Examples:
+
+    `privagrad theory --rows 5000 --dim 100 --decay 1.5 --epsilon 1 --box 1`
+
+    `privagrad theory --rows 20000 --scales sigma.txt --ball 10`
+    """
+    from privagrad import theory as theorems
+
+    with _errors():
+        if (box is None) == (ball is None):
+            raise ValueError("Expected one of --box and --ball, found both or none.")
+        domain = Box(-box, box) if box is not None else L2Ball(ball or 0.0)
+        if scales is None:
+            sigma = np.arange(1.0, dim + 1) ** -decay
+        else:
+            sigma = np.loadtxt(scales, dtype=np.float64, ndmin=1)
+        advised = theorems.advice(sigma, rows, epsilon, delta, domain)
+        lower = theorems.box_lower_bound if box is not None else theorems.ball_lower_bound
+        size = float(box if box is not None else ball or 0.0)
+        least = size * lower(sigma, rows, epsilon)
+    columns = ("method", "bound", "optimisation", "noise", "projection", "radius")
+    table = _table(f"Bounds on the excess loss over {domain!r}", columns)
+    for row in advised:
+        parts = (row.bound.total, row.bound.optimization, row.bound.privacy, row.bound.bias)
+        table.add_row(row.method, *(f"{part:.3g}" for part in parts), f"{row.radius:.3g}")
+    console = Console()
+    console.print(table)
+    console.print(
+        f"Use {advised[0].method}. No private method can have an excess below about {least:.2g} "
+        "on every such data set.",
+        highlight=False,
+        soft_wrap=True,
+    )
 
 
 @app.command()

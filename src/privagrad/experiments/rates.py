@@ -1,0 +1,341 @@
+"""The theorems' rates, measured: excess loss against n, d, epsilon and the decay of σ_j = j^-decay.
+
+PAGAN on the box [-1, 1]^d and PASAN on the Euclidean unit ball minimise the lower bounds' own
+objective, F(x; z) = ⟨x, z⟩ with |z_j| ≤ σ_j, with public σ, the optimal scale and the largest norm
+that such rows have. The bounds speak of the worst rows for each n and epsilon: rows with small
+means have little to lose, and with large means the signs are soon found. So, as in the proof of
+Theorem 4, z_j = ±σ_j with means of the size that noise hides: `hardness` times B C_jj^{-1/2}/(nε),
+which is (Σσ^{2/3})^{3/2}/(nε) summed up on the box and Σσ/(nε) in norm for the ball. What counts
+is the worst of several hardnesses; it lies inside their range.
+
+In epsilon the measured slope is a tenth above -1: the noise multiplier that (ε, δ) needs is below
+sqrt(2 log(1/δ))/ε, and less so the larger epsilon.
+
+Every batch is the whole sample. At Lemma 1's T = (n/b)² steps of b rows, sampling costs √b Σσ/n
+beside the noise, a slower rate in n unless b is a constant.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections import Counter
+from collections.abc import Collection
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict, dataclass, replace
+from itertools import product
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from privagrad import Box, Ellipsoid, L2Ball, minimize, theory
+from privagrad._validate import Vector
+from privagrad.experiments.plots import COLOURS, band, figure, save
+
+DELTA = 1e-5
+METHODS = ("pagan", "pasan")
+THEOREMS = {"pagan": (2, 4), "pasan": (1, 5)}
+LABELS = {"n": "rows n", "dim": "dimension d", "epsilon": "epsilon", "decay": "decay of σ"}
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Where one number is measured."""
+
+    n: int = 4000
+    dim: int = 32
+    epsilon: float = 1.0
+    decay: float = 1.0
+
+    @property
+    def sigma(self) -> Vector:
+        sigma: Vector = np.arange(1, self.dim + 1, dtype=np.float64) ** -self.decay
+        return sigma
+
+    def ellipsoid(self, method: str) -> Ellipsoid:
+        """The method's optimal scale, and the norm of a row with |z_j| = σ_j as radius."""
+        scale = theory.optimal_scale(self.sigma, method)
+        return Ellipsoid(scale, float(np.linalg.norm(np.sqrt(scale) * self.sigma)))
+
+    def means(self, method: str, hardness: float) -> Vector:
+        detectable = self.ellipsoid(method).noise_std / (self.n * self.epsilon)
+        means: Vector = np.minimum(hardness * detectable, self.sigma)
+        return means
+
+    def rows(self, method: str, hardness: float, seed: int) -> Vector:
+        """±σ_j in random order, with means up to one count and of random signs."""
+        rng = np.random.default_rng(seed)
+        heads = np.rint(self.n * (1 + self.means(method, hardness) / self.sigma) / 2)
+        signs = np.where(np.arange(self.n)[:, None] < heads, 1.0, -1.0)
+        rows: Vector = rng.permuted(signs, axis=0) * rng.choice([-1.0, 1.0], self.dim) * self.sigma
+        return rows
+
+
+@dataclass(frozen=True)
+class Size:
+    """How much is run."""
+
+    base: Problem
+    values: dict[str, tuple[float, ...]]
+    hardness: tuple[float, ...]
+    seeds: int
+    steps: int
+    workers: int
+
+
+FULL = Size(
+    Problem(),
+    {
+        "n": (250, 500, 1000, 2000, 4000, 8000),
+        "dim": (4, 8, 16, 32, 64, 128),
+        "epsilon": (0.125, 0.25, 0.5, 1.0, 2.0),
+        "decay": (0.25, 0.5, 1.0, 1.5, 2.0),
+    },
+    hardness=(4.0, 8.0, 16.0, 32.0),
+    seeds=7,
+    steps=400,
+    workers=2,
+)
+QUICK = Size(
+    Problem(n=1000, dim=16),
+    {
+        "n": (250, 1000, 4000),
+        "dim": (4, 16, 64),
+        "epsilon": (0.25, 1.0, 2.0),
+        "decay": (0.5, 1.0, 2.0),
+    },
+    hardness=(8.0, 16.0),
+    seeds=3,
+    steps=200,
+    workers=1,  # starting others would take longer
+)
+
+
+class Point(NamedTuple):
+    """A line of rates.csv: the median over seeds with its quartiles, between the bounds."""
+
+    varied: str
+    value: float
+    method: str
+    excess: float
+    low: float
+    high: float
+    upper: float
+    lower: float
+
+
+@dataclass(frozen=True)
+class Slope:
+    """Of log excess on the log of what varies, by least squares; predicted: of the privacy term."""
+
+    varied: str
+    method: str
+    measured: float
+    predicted: float
+
+
+@dataclass(frozen=True)
+class Outcome:
+    points: list[Point]
+    slopes: list[Slope]
+    files: list[Path]
+
+
+class _Task(NamedTuple):
+    problem: Problem
+    method: str
+    hardness: float
+    seeds: int
+    steps: int
+
+
+def run(out: Path, quick: bool = False) -> Outcome:
+    """Measure, write rates.csv, rates.json, rates.png and rates.svg into `out`, print the slopes.
+
+    The noise is seeded: for figures, not private.
+    """
+    size = QUICK if quick else FULL
+    settings = [
+        (varied, value, method)
+        for varied, values in size.values.items()
+        for value, method in product(values, METHODS)
+    ]
+    wanted = {(_at(size.base, varied, value), method) for varied, value, method in settings}
+    measured = _measure(size, wanted)
+    points, privacy = [], []
+    for varied, value, method in settings:
+        problem = _at(size.base, varied, value)
+        hardness, excesses = measured[problem, method]
+        bound, lower = _bounds(problem, method, hardness, size.steps)
+        low, middle, high = np.quantile(excesses, [0.25, 0.5, 0.75]).tolist()
+        points.append(Point(varied, value, method, middle, low, high, bound.total, lower))
+        privacy.append(bound.privacy)
+    slopes = _slopes(points, privacy)
+    hardest = Counter(hardness for hardness, _ in measured.values())
+    files = [_write_csv(points, out), _write_json(size, slopes, hardest, out), *_draw(points, out)]
+    _print(slopes, size)
+    return Outcome(points, slopes, files)
+
+
+def _at(base: Problem, varied: str, value: float) -> Problem:
+    return replace(base, **{varied: value})  # type: ignore[arg-type]
+
+
+def _measure(
+    size: Size, wanted: Collection[tuple[Problem, str]]
+) -> dict[tuple[Problem, str], tuple[float, Vector]]:
+    """The worst hardness by the median over seeds, and the excesses there."""
+    tasks = [
+        _Task(problem, method, hardness, size.seeds, size.steps)
+        for (problem, method), hardness in product(wanted, size.hardness)
+    ]
+    tasks.sort(key=lambda task: task.problem.n * task.problem.dim, reverse=True)
+    if size.workers == 1:
+        measured = {task: _excesses(task) for task in tasks}
+    else:
+        with ProcessPoolExecutor(size.workers, mp_context=get_context("spawn")) as pool:
+            measured = dict(zip(tasks, pool.map(_excesses, tasks, chunksize=2), strict=True))
+    worst: dict[tuple[Problem, str], tuple[float, Vector]] = {}
+    for task, excesses in measured.items():
+        key = task.problem, task.method
+        if key not in worst or np.median(excesses) > np.median(worst[key][1]):
+            worst[key] = task.hardness, excesses
+    return worst
+
+
+def _excesses(task: _Task) -> Vector:
+    """f(average) - min f for each seed."""
+    problem, method, hardness, seeds, steps = task
+    excesses = []
+    for seed in range(seeds):
+        rows = problem.rows(method, hardness, seed)
+        result = minimize(
+            "linear",
+            rows,
+            method=method,
+            epsilon=problem.epsilon,
+            delta=DELTA,
+            ellipsoid=problem.ellipsoid(method),
+            domain=_domain(method),
+            batch_size=problem.n,
+            steps=steps,
+            random_state=seed,
+            progress=False,
+            threads=1,
+        )
+        mean = rows.mean(axis=0)
+        # The minimum is minus the norm dual to the domain's.
+        least = -np.linalg.norm(mean, 1 if method == "pagan" else 2)
+        excesses.append(result.average @ mean - least)
+    return np.array(excesses)
+
+
+def _domain(method: str) -> Box | L2Ball:
+    return Box(-1, 1) if method == "pagan" else L2Ball(1.0)
+
+
+def _bounds(
+    problem: Problem, method: str, hardness: float, steps: int
+) -> tuple[theory.Bound, float]:
+    """Theorems 1 or 2 at p = inf, and 4 or 5."""
+    upper = theory.pagan_bound if method == "pagan" else theory.pasan_bound
+    lower = theory.box_lower_bound if method == "pagan" else theory.ball_lower_bound
+    n, epsilon, ellipsoid = problem.n, problem.epsilon, problem.ellipsoid(method)
+    # No row is moved, and the gradient of the whole sample is its mean.
+    bound = upper(
+        problem.means(method, hardness),
+        ellipsoid,
+        moment=ellipsoid.radius,
+        p=np.inf,
+        domain=_domain(method),
+        n=n,
+        epsilon=epsilon,
+        delta=DELTA,
+        steps=steps,
+    )
+    return bound, lower(problem.sigma, n, epsilon)
+
+
+def _slopes(points: list[Point], privacy: list[float]) -> list[Slope]:
+    slopes = []
+    for method, varied in product(METHODS, LABELS):
+        chosen = [
+            (point.value, point.excess, predicted)
+            for point, predicted in zip(points, privacy, strict=True)
+            if (point.method, point.varied) == (method, varied)
+        ]
+        value, excess, predicted = np.log(np.array(chosen)).T
+        fits = (float(np.polyfit(value, y, 1)[0]) for y in (excess, predicted))
+        slopes.append(Slope(varied, method, *fits))
+    return slopes
+
+
+def _write_csv(points: list[Point], out: Path) -> Path:
+    out.mkdir(parents=True, exist_ok=True)
+    path = out / "rates.csv"
+    with path.open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(Point._fields)
+        writer.writerows(points)
+    return path
+
+
+def _write_json(size: Size, slopes: list[Slope], hardest: Counter[float], out: Path) -> Path:
+    path = out / "rates.json"
+    settings = {**asdict(size), "delta": DELTA, "batch_size": "n", "random_state": "seeded"}
+    content = {
+        "settings": settings,
+        "slopes": [asdict(slope) for slope in slopes],
+        "hardest": {f"{hardness:g}": count for hardness, count in sorted(hardest.items())},
+    }
+    path.write_text(json.dumps(content, indent=2) + "\n")
+    return path
+
+
+def _draw(points: list[Point], out: Path) -> list[Path]:
+    fig, panels = figure(len(LABELS), width=13.0, height=4.5)
+    for axes, (varied, label) in zip(panels, LABELS.items(), strict=True):
+        for method, colour in zip(METHODS, COLOURS[1:], strict=False):
+            chosen = [p for p in points if (p.varied, p.method) == (varied, method)]
+            value, excess, low, high, upper, lower = np.array(
+                [(p.value, p.excess, p.low, p.high, p.upper, p.lower) for p in chosen]
+            ).T
+            band(axes, value, excess, low, high, colour, f"{method.upper()}, measured")
+            above, below = THEOREMS[method]
+            axes.plot(value, upper, color=colour, linestyle="--", label=f"at most, Theorem {above}")
+            axes.plot(value, lower, color=colour, linestyle=":", label=f"at least, Theorem {below}")
+        axes.set(xscale="log", yscale="log", xlabel=label)
+        ticks = sorted({p.value for p in points if p.varied == varied})
+        axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
+        axes.minorticks_off()
+    panels[0].set_ylabel("excess loss on the hardest rows")
+    handles, _ = panels[0].get_legend_handles_labels()
+    by_row = [handle for pair in zip(handles[:3], handles[3:], strict=True) for handle in pair]
+    fig.legend(handles=by_row, loc="outside upper center", ncols=3, frameon=False)
+    return save(fig, out / "rates")
+
+
+def _print(slopes: list[Slope], size: Size) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table: Any = Table(title="Slopes of log excess loss")
+    for name in ("method", "against", "measured", "predicted", "difference"):
+        table.add_column(name, justify="left" if name in ("method", "against") else "right")
+    for slope in slopes:
+        table.add_row(
+            slope.method.upper(),
+            LABELS[slope.varied],
+            f"{slope.measured:.2f}",
+            f"{slope.predicted:.2f}",
+            f"{slope.measured - slope.predicted:+.2f}",
+        )
+    console = Console()
+    console.print(table)
+    console.print(
+        f"{size.steps} steps on all rows, medians over {size.seeds} seeds, "
+        f"otherwise {size.base}. Predicted: the privacy terms of Theorems 1 and 2.",
+        highlight=False,
+    )
