@@ -87,7 +87,9 @@ def test_the_band_covers_the_median_19_times_in_20(runs):
 @pytest.mark.parametrize("name", CONTENDERS)
 def test_every_contender_can_enter_every_built_in_problem(problem, name):
     outcome = fight(Bout(problem, name, 2.0, 1e-5, 60, 10, 0.2, 0.5, (0,), 2))
-    assert np.isfinite(outcome["losses"]).all()
+    for kind in ("losses", "averaged"):
+        assert np.shape(outcome[kind]) == (1, 2)
+        assert np.isfinite(outcome[kind]).all()
     assert outcome["epsilon"] <= 2.0 or not CONTENDERS[name].private
 
 
