@@ -27,7 +27,7 @@ demo: install
 	$(BIN)/python -m privagrad.experiments.demo --out demo-output
 
 test: install
-	$(BIN)/python -m pytest -n 2
+	OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
 
 check: install
 	$(BIN)/ruff check .
