@@ -252,7 +252,7 @@ def test_a_start_is_projected_and_left_alone():
         ({"method": "adagrad"}, "non-private method 'adagrad'"),
         ({"loss": "squared"}, "absolute, logistic"),
         ({"loss": "logistic"}, "labels -1 and 1, or 0 and 1"),
-        ({"ellipsoid": None}, "Expected an Ellipsoid of dimension 8"),
+        ({"ellipsoid": np.ones(8)}, "Expected an Ellipsoid of dimension 8, or None"),
         ({"ellipsoid": pg.Ellipsoid.ball(3, 1.0)}, "dimension 8, the columns of X; found 3"),
         ({"batch_size": 201}, "batch_size <= 200"),
         ({"batch_size": 0}, "batch_size >= 1"),

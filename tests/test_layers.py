@@ -15,7 +15,7 @@ FLOORS = [
     ["geometry", "sampling", "noise", "losses"],
     ["domains", "mechanism", "events", "kernels"],
     ["accounting", "tables", "theory"],
-    ["glm", "files"],
+    ["glm", "files", "moments"],
     ["erm"],
     ["methods"],
     ["oracle"],

@@ -22,6 +22,7 @@ from privagrad.geometry import PROJECTIONS, Ellipsoid, Projection
 from privagrad.glm import GlmGradients
 from privagrad.losses import Loss
 from privagrad.methods import METHODS, Method, Oracle, Setting
+from privagrad.moments import moment_events, private_moments, shaped_ellipsoid
 from privagrad.noise import RandomSource, RandomState, random_source
 from privagrad.oracle import Diagnostics, GradientOracle
 from privagrad.sampling import SAMPLINGS, Rows, Sampling, batches
@@ -88,7 +89,8 @@ def minimize(
         name of `privagrad.methods.METHODS`, or a method object with its own settings
     epsilon, delta : the budget; ``epsilon=float("inf")`` means no noise and no clipping
     ellipsoid : what gradients are bounded to, and the shape of the noise. Methods with A = I take
-        its radius alone. Its scale and radius must not come from these rows unless privately.
+        its radius alone. Its scale and radius must not come from these rows unless privately; with
+        None they do, from two queries paid out of epsilon.
     domain : the set to optimise over, default `WholeSpace()`
     batch_size : expected rows a step, default max(√n, n/100)
     steps : default (n / batch_size)², as in Lemma 1
@@ -130,8 +132,15 @@ def minimize(
 
     plan = None
     if _is_private(rule, epsilon):
+        budget = float(epsilon or 0)
+        queries = (
+            [] if ellipsoid is not None else moment_events(budget, delta, relation_of(sampling))
+        )
+        plan = rule.plan(budget, delta, n, batch_size, steps, sampling, queries)
+        if ellipsoid is None:
+            moments = private_moments(rows, queries, source)
+            ellipsoid = shaped_ellipsoid(moments, kind.lipschitz, rule.scale_power)
         ellipsoid = rule.ellipsoid(_given_ellipsoid(ellipsoid, dim))
-        plan = rule.plan(float(epsilon or 0), delta, n, batch_size, steps, sampling)
     setting = Setting(
         dim,
         steps,
@@ -222,12 +231,10 @@ def _is_private(method: Method, epsilon: float | None) -> bool:
     return not math.isinf(_validate.positive("epsilon", epsilon, allow_inf=True))
 
 
-def _given_ellipsoid(ellipsoid: Ellipsoid | None, dim: int) -> Ellipsoid:
+def _given_ellipsoid(ellipsoid: Ellipsoid, dim: int) -> Ellipsoid:
     if not isinstance(ellipsoid, Ellipsoid):
-        raise ValueError(
-            f"Expected an Ellipsoid of dimension {dim}, found {ellipsoid!r}. With public second "
-            "moments σ_j² of the features: Ellipsoid(σ ** (-4/3), radius) for 'pagan', "
-            "Ellipsoid(1/σ, radius) for 'pasan', Ellipsoid.ball(dim, radius) otherwise."
+        raise TypeError(
+            f"Expected an Ellipsoid of dimension {dim}, or None to learn one; found {ellipsoid!r}."
         )
     if ellipsoid.dim != dim:
         raise ValueError(

@@ -33,6 +33,12 @@ class DenseRows:
         """All rows, as something with products."""
         return self.array
 
+    @property
+    def flat(self) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any], bool]:
+        """Entries, column numbers (of one row), where rows start, and True: it is dense."""
+        n, dim = self.shape
+        return self.array.reshape(-1), np.arange(dim), np.arange(n + 1) * dim, True
+
     def take(self, batch: Rows) -> Vector:
         """The batch's rows as a dense matrix."""
         return self.array[batch].astype(np.float64)
@@ -62,6 +68,11 @@ class SparseRows:
     @property
     def shape(self) -> tuple[int, int]:
         return self.indptr.size - 1, self.dim
+
+    @property
+    def flat(self) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any], bool]:
+        """Entries, their column numbers, where rows start, and False: it is not dense."""
+        return self.data, self.indices, self.indptr, False
 
     @cached_property
     def entries_per_row(self) -> float:

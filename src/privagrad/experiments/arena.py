@@ -41,9 +41,7 @@ class Contender:
 CONTENDERS = {
     contender.name: contender
     for contender in (
-        *(Contender(name, method) for name, method in METHODS.items()),
-        Contender("pasan", METHODS["pasan"], -1.0),
-        Contender("pagan", METHODS["pagan"], -4 / 3),
+        *(Contender(name, method, method.scale_power) for name, method in METHODS.items()),
         Contender("pasan-identity", METHODS["pasan"]),
         Contender("pagan-identity", METHODS["pagan"]),
         Contender("pdp-sgd-20", PDPSGD(20)),

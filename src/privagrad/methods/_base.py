@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Protocol
 
 from privagrad._validate import Vector
 from privagrad.accounting import PrivacyPlan
 from privagrad.domains import Domain
+from privagrad.events import Event
 from privagrad.geometry import Ellipsoid
 from privagrad.glm import GlmGradients
 from privagrad.losses import Loss
@@ -83,18 +84,27 @@ class Method(ABC):
     shape : "none" for methods without bound and noise, "ball" for A = I, "ellipsoid" for any A
     needs_public : whether it learns something from public rows
     one_shot : whether it makes one release over all rows instead of steps over batches
+    scale_power : its ellipsoid's best scale is σ^scale_power for gradients of scales σ
     """
 
     name: ClassVar[str]
     shape: ClassVar[Shape]
     needs_public: ClassVar[bool] = False
     one_shot: ClassVar[bool] = False
+    scale_power: ClassVar[float] = 0.0
 
     def plan(
-        self, epsilon: float, delta: float, n: int, batch_size: int, steps: int, sampling: Sampling
+        self,
+        epsilon: float,
+        delta: float,
+        n: int,
+        batch_size: int,
+        steps: int,
+        sampling: Sampling,
+        also: Iterable[Event] = (),
     ) -> PrivacyPlan:
-        """What it will release, with the least noise that the budget allows."""
-        return PrivacyPlan.calibrate(epsilon, delta, n, batch_size, steps, sampling)
+        """What it will release after `also`, with the least noise that the budget allows."""
+        return PrivacyPlan.calibrate(epsilon, delta, n, batch_size, steps, sampling, also)
 
     def ellipsoid(self, given: Ellipsoid) -> Ellipsoid:
         """The ellipsoid it uses: the one given, or for A = I the ball of the same radius."""

@@ -9,6 +9,7 @@ of volume, which fixes the least Λ; losses that bend are averaged over ±smooth
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -16,7 +17,7 @@ from privagrad import _validate
 from privagrad._validate import Vector
 from privagrad.accounting import PrivacyPlan
 from privagrad.erm import curvature
-from privagrad.events import GaussianEvent, ObjectiveEvent
+from privagrad.events import Event, GaussianEvent, ObjectiveEvent
 from privagrad.losses import Loss
 from privagrad.methods._base import Oracle, Setting
 from privagrad.methods.output_perturbation import _PLAIN_RIDGE, OutputPerturbation
@@ -33,12 +34,19 @@ class ObjectivePerturbation(OutputPerturbation):
     name: ClassVar[str] = "objective-perturbation"
 
     def plan(
-        self, epsilon: float, delta: float, n: int, batch_size: int, steps: int, sampling: Sampling
+        self,
+        epsilon: float,
+        delta: float,
+        n: int,
+        batch_size: int,
+        steps: int,
+        sampling: Sampling,
+        also: Iterable[Event] = (),
     ) -> PrivacyPlan:
         delta = _validate.delta_of(delta, n)
         event = ObjectiveEvent(1.0, _VOLUME_SHARE * epsilon)
         cover = GaussianEvent(_COVER, purpose="solver tolerance")
-        return PrivacyPlan.calibrate_event(event, epsilon, delta, also=[cover])
+        return PrivacyPlan.calibrate_event(event, epsilon, delta, also=[*also, cover])
 
     def gradient(self, state: Any, oracle: Oracle, x: Vector, batch: Rows) -> Vector:
         setting: Setting = state.setting

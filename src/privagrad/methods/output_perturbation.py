@@ -10,6 +10,7 @@ whose coordinates are of the size `step_size`.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -19,7 +20,7 @@ from privagrad import _validate
 from privagrad._validate import Vector
 from privagrad.accounting import PrivacyPlan
 from privagrad.domains import Domain
-from privagrad.events import GaussianEvent
+from privagrad.events import Event, GaussianEvent
 from privagrad.methods import sgd
 from privagrad.methods._base import Method, Oracle, Setting, Shape
 from privagrad.sampling import Rows, Sampling
@@ -40,10 +41,17 @@ class OutputPerturbation(Method):
         _validate.positive("smoothing", self.smoothing)
 
     def plan(
-        self, epsilon: float, delta: float, n: int, batch_size: int, steps: int, sampling: Sampling
+        self,
+        epsilon: float,
+        delta: float,
+        n: int,
+        batch_size: int,
+        steps: int,
+        sampling: Sampling,
+        also: Iterable[Event] = (),
     ) -> PrivacyPlan:
         event = GaussianEvent(1.0, purpose="minimiser")
-        return PrivacyPlan.calibrate_event(event, epsilon, _validate.delta_of(delta, n))
+        return PrivacyPlan.calibrate_event(event, epsilon, _validate.delta_of(delta, n), also)
 
     def default_step_size(self, domain: Domain, dim: int) -> float:
         return domain.max_diameter(dim) / 2

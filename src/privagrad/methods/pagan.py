@@ -13,3 +13,4 @@ class PAGAN(AdaGrad):
 
     name: ClassVar[str] = "pagan"
     shape: ClassVar[Shape] = "ellipsoid"
+    scale_power: ClassVar[float] = -4 / 3  # Section 3, after Theorem 2

@@ -24,6 +24,7 @@ class PASAN(Method):
 
     name: ClassVar[str] = "pasan"
     shape: ClassVar[Shape] = "ellipsoid"
+    scale_power: ClassVar[float] = -1.0  # Section 3, after Theorem 2
 
     def default_step_size(self, domain: Domain, dim: int) -> float:
         return domain.euclidean_diameter(dim)  # Theorem 1
