@@ -40,12 +40,15 @@ _MEANINGLESS = 1e6
 
 @dataclass(frozen=True)
 class PrivacyReport:
-    """What a result really cost. `seeded` True means: someone can redraw the noise, not private."""
+    """What a result really cost. `seeded` True means: someone can redraw the noise, not private.
+
+    `sampling` is how the training drew its rows; None: all rows at once.
+    """
 
     epsilon: float
     delta: float
     relation: Relation
-    sampling: Sampling
+    sampling: Sampling | None
     accountant: str
     events: tuple[Event, ...]
     seeded: bool
@@ -59,7 +62,7 @@ class PrivacyReport:
         )
         text = (
             f"({self.epsilon:.4g}, {self.delta:.2g})-differential privacy, {self.relation}, "
-            f"{self.sampling} sampling, {self.accountant}: {parts}"
+            f"{self.sampling or 'no'} sampling, {self.accountant}: {parts}"
         )
         return f"NOT PRIVATE (seeded noise); would be {text}" if self.seeded else text
 

@@ -17,7 +17,7 @@ from privagrad import _progress, _validate
 from privagrad._validate import Vector
 from privagrad.accounting import ACCOUNTANT, PrivacyPlan, PrivacyReport
 from privagrad.domains import Domain, WholeSpace
-from privagrad.events import relation_of
+from privagrad.events import GaussianEvent, relation_of
 from privagrad.geometry import PROJECTIONS, Ellipsoid, Projection
 from privagrad.glm import GlmGradients
 from privagrad.losses import Loss
@@ -132,11 +132,12 @@ def minimize(
 
     plan = None
     if _is_private(rule, epsilon):
-        budget = float(epsilon or 0)
-        queries = (
-            [] if ellipsoid is not None else moment_events(budget, delta, relation_of(sampling))
-        )
-        plan = rule.plan(budget, delta, n, batch_size, steps, sampling, queries)
+        budget, delta = float(epsilon or 0), _validate.delta_of(delta, n)
+        queries: list[GaussianEvent] = []
+        if ellipsoid is None:
+            queries = moment_events(budget, delta, relation_of(sampling))
+        *others, training = rule.events(budget, n, batch_size, steps, sampling)
+        plan = PrivacyPlan.calibrate_event(training, budget, delta, [*queries, *others])
         if ellipsoid is None:
             moments = private_moments(rows, queries, source)
             ellipsoid = shaped_ellipsoid(moments, kind.lipschitz, rule.scale_power)
@@ -271,12 +272,13 @@ def _report(
         return PrivacyReport(
             math.inf, delta, relation_of(sampling), sampling, "none", (), source.seeded
         )
-    spent = plan if done == plan.events[-1].count else plan.stopped_after(done)
+    training = plan.events[-1]
+    spent = plan if done == training.count else plan.stopped_after(done)
     return PrivacyReport(
         spent.epsilon(delta),
         delta,
         plan.relation,
-        sampling,
+        training.sampling,
         ACCOUNTANT,
         spent.events,
         source.seeded,

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Protocol
 
 from privagrad._validate import Vector
-from privagrad.accounting import PrivacyPlan
 from privagrad.domains import Domain
-from privagrad.events import Event
+from privagrad.events import Event, GaussianEvent
 from privagrad.geometry import Ellipsoid
 from privagrad.glm import GlmGradients
 from privagrad.losses import Loss
@@ -93,18 +92,11 @@ class Method(ABC):
     one_shot: ClassVar[bool] = False
     scale_power: ClassVar[float] = 0.0
 
-    def plan(
-        self,
-        epsilon: float,
-        delta: float,
-        n: int,
-        batch_size: int,
-        steps: int,
-        sampling: Sampling,
-        also: Iterable[Event] = (),
-    ) -> PrivacyPlan:
-        """What it will release after `also`, with the least noise that the budget allows."""
-        return PrivacyPlan.calibrate(epsilon, delta, n, batch_size, steps, sampling, also)
+    def events(
+        self, epsilon: float, n: int, batch_size: int, steps: int, sampling: Sampling
+    ) -> tuple[Event, ...]:
+        """What it will release; the last one's noise multiplier is what calibration sets."""
+        return (GaussianEvent(1.0, steps, sampling, n, batch_size, "gradients"),)
 
     def ellipsoid(self, given: Ellipsoid) -> Ellipsoid:
         """The ellipsoid it uses: the one given, or for A = I the ball of the same radius."""

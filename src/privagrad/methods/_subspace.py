@@ -19,28 +19,32 @@ class PublicSubspace:
     the absolute and the linear loss it never does).
     """
 
-    setting: Setting
+    public: GlmGradients
     rank: int
+    epoch: int
     basis: Vector = field(init=False)  # d × rank, orthonormal columns
     _moment: Vector | None = None
     _steps: int = 0
 
+    @classmethod
+    def of(cls, setting: Setting, rank: int) -> PublicSubspace:
+        """The subspace of the setting's public rows."""
+        if setting.public is None:
+            raise ValueError("Expected public rows in the setting, found None.")
+        return cls(setting.public, rank, setting.epoch)
+
     def at(self, x: Vector) -> Vector:
         """The basis for the step at `x`."""
-        if self._steps % self.setting.epoch == 0:
+        if self._steps % self.epoch == 0:
             self._look(x)
         self._steps += 1
         return self.basis
 
     def _look(self, x: Vector) -> None:
-        public = self._public()
+        public = self.public
         gradients = public.each(x, np.arange(public.rows.shape[0]))
         moment = gradients.T @ gradients
         if self._moment is None or not np.array_equal(moment, self._moment):
             self._moment = moment
-            rank = min(self.rank, self.setting.dim)
+            rank = min(self.rank, x.size)
             self.basis = np.ascontiguousarray(np.linalg.eigh(moment)[1][:, -rank:])
-
-    def _public(self) -> GlmGradients:
-        assert self.setting.public is not None, "minimize checks needs_public"
-        return self.setting.public

@@ -60,7 +60,7 @@ class GEP(sgd.SGD):
         _validate.positive("residual_ratio", self.residual_ratio)
 
     def start(self, setting: Setting) -> _State:
-        return _State(setting, PublicSubspace(setting, self.rank))
+        return _State(setting, PublicSubspace.of(setting, self.rank))
 
     def gradient(self, state: Any, oracle: Oracle, x: Vector, batch: Rows) -> Vector:
         if state.setting.noise_multiplier == 0:

@@ -9,13 +9,10 @@ of volume, which fixes the least Λ; losses that bend are averaged over ±smooth
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from privagrad import _validate
 from privagrad._validate import Vector
-from privagrad.accounting import PrivacyPlan
 from privagrad.erm import curvature
 from privagrad.events import Event, GaussianEvent, ObjectiveEvent
 from privagrad.losses import Loss
@@ -33,20 +30,11 @@ class ObjectivePerturbation(OutputPerturbation):
 
     name: ClassVar[str] = "objective-perturbation"
 
-    def plan(
-        self,
-        epsilon: float,
-        delta: float,
-        n: int,
-        batch_size: int,
-        steps: int,
-        sampling: Sampling,
-        also: Iterable[Event] = (),
-    ) -> PrivacyPlan:
-        delta = _validate.delta_of(delta, n)
-        event = ObjectiveEvent(1.0, _VOLUME_SHARE * epsilon)
+    def events(
+        self, epsilon: float, n: int, batch_size: int, steps: int, sampling: Sampling
+    ) -> tuple[Event, ...]:
         cover = GaussianEvent(_COVER, purpose="solver tolerance")
-        return PrivacyPlan.calibrate_event(event, epsilon, delta, also=[*also, cover])
+        return cover, ObjectiveEvent(1.0, _VOLUME_SHARE * epsilon)
 
     def gradient(self, state: Any, oracle: Oracle, x: Vector, batch: Rows) -> Vector:
         setting: Setting = state.setting

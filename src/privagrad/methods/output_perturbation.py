@@ -10,7 +10,6 @@ whose coordinates are of the size `step_size`.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -18,7 +17,6 @@ import numpy as np
 
 from privagrad import _validate
 from privagrad._validate import Vector
-from privagrad.accounting import PrivacyPlan
 from privagrad.domains import Domain
 from privagrad.events import Event, GaussianEvent
 from privagrad.methods import sgd
@@ -40,18 +38,10 @@ class OutputPerturbation(Method):
     def __post_init__(self) -> None:
         _validate.positive("smoothing", self.smoothing)
 
-    def plan(
-        self,
-        epsilon: float,
-        delta: float,
-        n: int,
-        batch_size: int,
-        steps: int,
-        sampling: Sampling,
-        also: Iterable[Event] = (),
-    ) -> PrivacyPlan:
-        event = GaussianEvent(1.0, purpose="minimiser")
-        return PrivacyPlan.calibrate_event(event, epsilon, _validate.delta_of(delta, n), also)
+    def events(
+        self, epsilon: float, n: int, batch_size: int, steps: int, sampling: Sampling
+    ) -> tuple[Event, ...]:
+        return (GaussianEvent(1.0, purpose="minimiser"),)
 
     def default_step_size(self, domain: Domain, dim: int) -> float:
         return domain.max_diameter(dim) / 2

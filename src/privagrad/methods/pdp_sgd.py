@@ -36,7 +36,7 @@ class PDPSGD(sgd.SGD):
         _validate.whole("rank", self.rank)
 
     def start(self, setting: Setting) -> _State:
-        return _State(setting, PublicSubspace(setting, self.rank))
+        return _State(setting, PublicSubspace.of(setting, self.rank))
 
     def gradient(self, state: Any, oracle: Oracle, x: Vector, batch: Rows) -> Vector:
         basis = state.subspace.at(x)

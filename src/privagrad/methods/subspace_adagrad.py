@@ -62,7 +62,7 @@ class SubspaceAdaGrad(Method):
 
     def gradient(self, state: Any, oracle: Oracle, x: Vector, batch: Rows) -> Vector:
         if state.basis is None:
-            state.basis = PublicSubspace(state.setting, self.rank).at(x)
+            state.basis = PublicSubspace.of(state.setting, self.rank).at(x)
         return super().gradient(state, oracle, x, batch)
 
     def step(self, state: Any, x: Vector, gradient: Vector, step_size: float) -> None:
