@@ -149,6 +149,18 @@ def test_all_losses_on_all_kinds_of_tables(loss, kind):
     assert usual(table, target, loss, random_state=0).last == pytest.approx(expected, abs=1e-3)
 
 
+@pytest.mark.parametrize("kind", ["array", "csr"])
+def test_read_only_tables(kind):
+    table = X.copy() if kind == "array" else csr_array(X)
+    for array in (table,) if kind == "array" else (table.data, table.indices, table.indptr):
+        array.setflags(write=False)
+    target = Y.copy()
+    target.setflags(write=False)
+    frozen = usual(table, target, random_state=0)
+    assert np.array_equal(frozen.last, usual(X, Y, random_state=0).last)
+    usual(table, target, ellipsoid=None)
+
+
 def test_secure_runs_differ_and_are_not_seeded():
     first, second = usual(), usual()
     assert not np.array_equal(first.last, second.last)
