@@ -175,6 +175,13 @@ def test_repeated_calibration_is_cached():
     assert _calibrated.cache_info().hits == hits + 1
 
 
+def test_there_is_noise_even_where_delta_alone_would_pay():
+    with pytest.warns(UserWarning, match="not below 1/n_examples"):
+        plan = pg.PrivacyPlan.calibrate(1.0, 1e-4, 10**6, 1, 1)
+    assert 1e-4 < plan.noise_multiplier < 1e-2
+    assert plan.epsilon(1e-4) <= 1.0
+
+
 def test_stopping_early_costs_less():
     plan = pg.PrivacyPlan.calibrate(**SETTINGS[0])
     assert plan.stopped_after(0).epsilon(1e-5) == 0.0

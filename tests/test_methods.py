@@ -170,6 +170,35 @@ def test_steps_follow_the_papers_algorithms(method):
         assert x == pytest.approx(expected, rel=1e-9, abs=1e-12)
 
 
+class _Careless(type(METHODS["dp-sgd"])):
+    """Asks for gradients without saying what to bound them to."""
+
+    name = "careless"
+
+    def gradient(self, state, oracle, x, batch):
+        return oracle.bounded(x, batch, None)
+
+
+class _Greedy(type(METHODS["dp-sgd"])):
+    """Averages two noisy gradients of one batch, of which the plan knows one."""
+
+    name = "greedy"
+
+    def gradient(self, state, oracle, x, batch):
+        first = oracle.bounded(x, batch, state.setting.ellipsoid).copy()
+        return (first + oracle.bounded(x, batch, state.setting.ellipsoid)) / 2
+
+
+def test_a_method_cannot_release_a_batch_twice():
+    with pytest.raises(ValueError, match="one private release a batch"):
+        run(_Greedy(), epsilon=1.0)
+
+
+def test_a_method_cannot_get_plain_gradients_of_a_private_run():
+    with pytest.raises(ValueError, match="bound private gradients"):
+        run(_Careless(), epsilon=1.0)
+
+
 def test_zero_over_zero_is_zero():
     for method in (METHODS[name] for name in ("adagrad", "pasan", "pagan")):
         x = np.ones(3)

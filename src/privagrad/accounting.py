@@ -36,6 +36,7 @@ _LEAST_POINTS, _COARSE_POINTS, _FINE_POINTS = 2 * 10**4, 10**5, 10**6
 _COARSE_PER_DEVIATION, _FINE_PER_DEVIATION = 4, 20
 _SAFE_SIDE = 5e-4
 _MEANINGLESS = 1e6
+_LEAST_LOG_NOISE = math.log(1e-3)
 
 
 @dataclass(frozen=True)
@@ -194,6 +195,9 @@ def _calibrated(
             )
     low = high - 1.0
     while excess(low, False) <= 0:
+        if low < _LEAST_LOG_NOISE:
+            # Rows so rarely seen that delta alone would pay for them: never without noise.
+            return events_at(low)
         high, low = low, low - 0.5
     # The finer grid lowers epsilon, so the coarse root all but bounds the fine one from above.
     high = brentq(excess, low, high, args=(False,), xtol=2e-3) + 2e-3

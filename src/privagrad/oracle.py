@@ -30,7 +30,13 @@ class Diagnostics:
 
 
 class GradientOracle:
-    """Gradients of a batch over the EXPECTED batch size: bounded and noisy unless noise is 0."""
+    """Gradients of a batch over the EXPECTED batch size: bounded and noisy unless noise is 0.
+
+    Guarantees
+    ----------
+    Methods see private rows through this alone, and one release a batch, which is what the plan
+    counts: a second one is refused.
+    """
 
     def __init__(
         self,
@@ -45,6 +51,8 @@ class GradientOracle:
         self.private = setting.noise_multiplier > 0
         self.mechanism = self._mechanism(setting.dim) if self.private else None
         self.total = np.empty(setting.dim)
+        self.everything: Rows = np.arange(setting.n_examples)
+        self.released: Rows | None = None
         self.diagnostics = Diagnostics()
 
     @property
@@ -52,11 +60,14 @@ class GradientOracle:
         return self.gradients.loss
 
     def bounded(self, x: Vector, batch: Rows, ellipsoid: Ellipsoid | None) -> Vector:
+        self._once(batch)
         total = self.total
         total.fill(0.0)
-        if self.mechanism is None or ellipsoid is None:
+        if self.mechanism is None:
             counts = self.gradients.add_plain(total, x, batch, self.pool)
             total /= self.setting.batch_size
+        elif ellipsoid is None:
+            raise ValueError("Expected an ellipsoid to bound private gradients to, found None.")
         else:
             counts = self.gradients.add_bounded(
                 total, x, batch, ellipsoid, self.mechanism.grid, self.projection, self.pool
@@ -68,6 +79,7 @@ class GradientOracle:
     def mapped(
         self, x: Vector, batch: Rows, transform: Callable[[Vector], Vector], dim: int
     ) -> Vector:
+        self._once(batch)
         gradients = self.gradients.each(x, batch)
         vectors = transform(gradients)
         left_out = batch.size - len(gradients)
@@ -85,23 +97,31 @@ class GradientOracle:
         dim, n = self.setting.dim, self.setting.n_examples
         # A tolerance whose price is one part in a thousand.
         tolerance = 0.0005 * self.setting.radius / n
-        self._count(np.arange(n), risk.shrunk, risk.left_out)
+        self._once(self.everything)
+        self._count(self.everything, risk.shrunk, risk.left_out)
         if not self.private:
             return risk.solve(tolerance)
-        sensitivity = (bound / n + 2 * tolerance) / ridge
         noise = self.setting.noise_multiplier
-        if cover is not None:
-            tilt = self._released(np.zeros(dim), bound, noise) / n
-            risk = replace(risk, tilt=tilt)
-            sensitivity, noise = 2 * tolerance / ridge, cover
-        return self._released(risk.solve(tolerance), sensitivity, noise)
+        if cover is None:
+            return self._released(risk.solve(tolerance), (bound / n + 2 * tolerance) / ridge, noise)
+        tilt = self._released(np.zeros(dim), bound, noise) / n
+        solved = replace(risk, tilt=tilt).solve(tolerance)
+        return self._released(solved, 2 * tolerance / ridge, cover)
 
     def _released(self, vector: Vector, sensitivity: float, noise_multiplier: float) -> Vector:
         """`vector`, which one example can move by `sensitivity`, with Gaussian noise."""
         dim = self.setting.dim
-        mechanism = GaussianSum(dim, noise_multiplier, 1)
+        # A minimiser is at most some 1e4 n times as long as it can move: counted exactly.
+        size = 10_000.0 * self.setting.n_examples
+        mechanism = GaussianSum(dim, noise_multiplier, size)
         units = vector / (sensitivity * mechanism.grid)
-        return mechanism.release(units, Ellipsoid.ball(dim, sensitivity), self.source, self.pool)
+        ball = Ellipsoid.ball(dim, sensitivity * size)
+        return mechanism.release(units, ball, self.source, self.pool)
+
+    def _once(self, batch: Rows) -> None:
+        if self.private and batch is self.released:
+            raise ValueError("Expected one private release a batch, found a second request.")
+        self.released = batch
 
     def _mechanism(self, dim: int) -> GaussianSum:
         return GaussianSum(dim, self.setting.noise_multiplier, self.setting.batch_size)
