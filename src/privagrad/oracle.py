@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 
@@ -51,9 +52,12 @@ class GradientOracle:
         self.private = setting.noise_multiplier > 0
         self.mechanism = self._mechanism(setting.dim) if self.private else None
         self.total = np.empty(setting.dim)
-        self.everything: Rows = np.arange(setting.n_examples)
         self.released: Rows | None = None
         self.diagnostics = Diagnostics()
+
+    @cached_property
+    def everything(self) -> Rows:
+        return np.arange(self.setting.n_examples)
 
     @property
     def loss(self) -> Loss:
