@@ -82,6 +82,14 @@ def test_the_objective_event_lies_above_the_exact_divergence(noise, epsilon):
     assert bound <= 30 * max(exact, 1e-4)
 
 
+def test_the_objective_event_counts_the_change_of_volume():
+    """However much noise: the loss is never below log_volume, so δ(ε) ≥ 1 - exp(ε - log_volume)."""
+    plan = pg.PrivacyPlan((ObjectiveEvent(1e3, 0.4),))
+    for epsilon in (0.1, 0.3):
+        assert plan.delta(epsilon) >= 1 - np.exp(epsilon - 0.4)
+    assert plan.delta(0.42) < 1e-6
+
+
 def test_objective_perturbation_pays_for_its_tolerance():
     X, y = problem(200, 5)
     result = pg.minimize(
