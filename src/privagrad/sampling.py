@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import Any, Literal
 
 import numpy as np
@@ -51,51 +52,54 @@ def _subsets(n_examples: int, sizes: Rows, generator: Generator) -> Iterator[Row
     bits = max(n_examples - 1, 1).bit_length()
     # Draws below n_examples, and of those the new ones, are more than half each.
     draws_per_row = 2**bits / n_examples * (1 + largest / n_examples)
-    draws = np.empty(0, dtype=np.uint64)
-    position = 0
+    edges = np.concatenate([[0], np.cumsum(sizes)])
+    rows = np.empty(edges[-1], dtype=np.int64)
     table = np.full(2 << largest.bit_length(), -1)
-    used = np.empty(largest, dtype=np.int64)
-    for size in sizes.tolist():
-        subset = np.empty(size, dtype=np.int64)
-        found = 0
-        while found < size:
-            if position == draws.size:
-                words = int(sizes.sum() * draws_per_row / (64 // bits)) + 16
-                draws, position = generator.bit_generator.random_raw(words), 0
-            found, position = _collect(
-                subset, found, draws, position, bits, n_examples, table, used
-            )
-        yield subset
+    done = 0
+    while done < sizes.size:
+        expected = (edges[-1] - edges[done]) * draws_per_row
+        words = int((expected + 6 * expected**0.5) / (64 // bits)) + 16
+        draws = generator.bit_generator.random_raw(words)
+        done = _fill(rows, edges, done, draws, bits, n_examples, table)
+    bounds = edges.tolist()
+    for first, last in pairwise(bounds):
+        yield rows[first:last]
 
 
 @kernel()
-def _collect(
-    subset: Rows, found: int, draws: Any, position: int, bits: int, n: int, table: Rows, used: Rows
-) -> tuple[int, int]:
-    """Cut words into draws of `bits` bits; take those below `n` not yet in the subset.
+def _fill(rows: Rows, edges: Rows, subset: int, draws: Any, bits: int, n: int, table: Rows) -> int:
+    """Fill subset after subset, rows[edges[k] : edges[k + 1]], as far as the draws go.
 
-    `table` is the subset's hash set, emptied when the subset is full.
+    Words are cut into draws of `bits` bits, of which those below `n` and not yet in the subset
+    are taken; a subset that the draws do not fill is left to the next call, from its start: how
+    many draws a subset takes does not depend on which rows are in it. `table` is the subset's
+    hash set, empty between subsets.
     """
     mask = table.size - 1
     low = (np.uint64(1) << np.uint64(bits)) - np.uint64(1)
-    while found < subset.size and position < draws.size:
-        word = draws[position]
-        position += 1
-        for _ in range(64 // bits):
-            row = np.int64(word & low)
-            word >>= np.uint64(bits)
-            if row >= n or found == subset.size:
-                continue
-            # Multiplying by an odd constant spreads neighbouring rows over the table.
-            slot = ((row * 0x9E3779B1) >> 12) & mask
-            while table[slot] != -1 and table[slot] != row:
-                slot = (slot + 1) & mask
-            if table[slot] == -1:
-                table[slot] = row
-                used[found] = slot
-                subset[found] = row
-                found += 1
-    if found == subset.size:
-        for k in range(found):
-            table[used[k]] = -1
-    return found, position
+    position = 0
+    while subset < edges.size - 1:
+        start, stop = edges[subset], edges[subset + 1]
+        found = start
+        while found < stop and position < draws.size:
+            word = draws[position]
+            position += 1
+            for _ in range(64 // bits):
+                row = np.int64(word & low)
+                word >>= np.uint64(bits)
+                if row >= n or found == stop:
+                    continue
+                # Multiplying by an odd constant spreads neighbouring rows over the table.
+                slot = ((row * 0x9E3779B1) >> 12) & mask
+                while table[slot] != -1 and table[slot] != row:
+                    slot = (slot + 1) & mask
+                if table[slot] == -1:
+                    table[slot] = row
+                    rows[found] = row
+                    found += 1
+        if found > start:
+            table[:] = -1
+        if found < stop:
+            break
+        subset += 1
+    return subset
