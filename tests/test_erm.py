@@ -37,6 +37,27 @@ def test_solutions_are_certified(loss, sparse):
         assert solved.gradient(other) @ (other - x) >= 0.0999 * np.sum((other - x) ** 2)
 
 
+@pytest.mark.parametrize("loss", ["absolute", "quantile", "hinge"])
+def test_smoothed_slopes_are_the_losses_difference_quotients(loss):
+    margins = np.linspace(-3, 3, 61)[:, None]
+    kind, h = pg.Loss(loss), 0.2
+    for target in (-1.0, 1.0):
+        y = np.full(61, target)
+        quotients = (kind.value(margins[:, 0] + h, y) - kind.value(margins[:, 0] - h, y)) / (2 * h)
+        for margin, quotient in zip(margins, quotients, strict=True):
+            one = risk(loss, margin[None], np.array([target]), bound=np.inf, ridge=0.0)
+            assert one.gradient(np.ones(1)) == pytest.approx(margin * quotient, abs=1e-12)
+
+
+@pytest.mark.parametrize("loss", ["absolute", "quantile", "huber"])
+@pytest.mark.parametrize("target", [1e15, 1e17, -1e300])
+def test_huge_targets_stay_within_the_bound(loss, target):
+    """Where y + h and y - h are one double apart, a quotient would exceed every bound."""
+    lonely = risk(loss, np.ones((1, 1)), np.array([target]), bound=1.0, ridge=0.0)
+    for x in (-1.0, 0.0, 0.3, 1.0):
+        assert np.abs(lonely.gradient(np.array([x]))) <= 1.0
+
+
 @pytest.mark.parametrize("loss", LOSSES)
 @settings(max_examples=25)
 @given(seed=st.integers(0, 1000), bound=st.sampled_from([0.1, 1.0, 10.0]), huge=st.booleans())

@@ -128,6 +128,7 @@ def minimize(
     steps = _validate.whole("steps", round((n / batch_size) ** 2) if steps is None else steps)
     step_size = _step_size(step_size, rule, domain, dim)
     x = domain.project(np.zeros(dim) if x0 is None else _validate.vector("x0", x0, dim=dim))
+    shown = _public_gradients(rule, kind, public, dim)
     source = random_source(random_state)
 
     plan = None
@@ -149,7 +150,7 @@ def minimize(
         plan.noise_multiplier if plan else 0.0,
         domain,
         ellipsoid,
-        _public_gradients(rule, kind, public, dim),
+        shown,
         n,
         step_size,
         float(epsilon) if plan and epsilon else math.inf,

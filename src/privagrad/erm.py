@@ -95,7 +95,10 @@ class RegularizedRisk:
         if math.isfinite(loss.smoothness):
             slopes = kernels.slopes(*loss.key, margins, targets)
         else:
-            slopes = (loss.value(margins + h, targets) - loss.value(margins - h, targets)) / (2 * h)
+            # Each bends once, at m = y. Differences of values would lose the bound for huge y.
+            down = kernels.slopes(*loss.key, np.full_like(margins, -np.inf), targets)
+            up = kernels.slopes(*loss.key, np.full_like(margins, np.inf), targets)
+            slopes = down + (up - down) * np.clip((margins - targets + h) / (2 * h), 0.0, 1.0)
         result: Vector = self._transposed(slopes) / self._shrink.size + self.ridge * x + self.tilt
         return result
 
