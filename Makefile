@@ -1,7 +1,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: help install demo test check bench clean
+.PHONY: help install demo test check bench bench-estimators clean
 
 help:
 	@echo "make install  a virtual environment in .venv with everything for development"
@@ -9,6 +9,7 @@ help:
 	@echo "make test     the tests"
 	@echo "make check    lint, format, types"
 	@echo "make bench    side by side with peers (installs PyTorch and Opacus)"
+	@echo "make bench-estimators DATA=dir    the estimators and their peers on the data sets in dir"
 
 install: .venv/installed
 
@@ -36,6 +37,10 @@ check: install
 
 bench: .venv/bench
 	$(BIN)/python -W ignore -m benchmarks glm_step
+
+bench-estimators: install
+	@test -n "$(DATA)" || { echo "usage: make bench-estimators DATA=dir"; exit 2; }
+	OPENBLAS_NUM_THREADS=1 $(BIN)/python -m benchmarks estimators --data-dir "$(DATA)"
 
 clean:
 	rm -rf .venv demo-output .mypy_cache .pytest_cache .ruff_cache

@@ -6,6 +6,7 @@ the projection, the averages. One thread.
 
 from __future__ import annotations
 
+import argparse
 import statistics
 import subprocess
 import sys
@@ -22,7 +23,8 @@ from privagrad.noise import secure_generator
 TURNS = 9
 
 
-def run() -> dict[str, object]:
+def run(arguments: list[str]) -> dict[str, object]:
+    argparse.ArgumentParser("python -m benchmarks glm_step").parse_args(arguments)
     return {
         "small": small(),
         "large_dense": large_dense(),

@@ -6,11 +6,14 @@ import numpy as np
 import pandas as pd
 import polars as pl
 import pytest
+from scipy import optimize
 from scipy.sparse import csr_array
+from scipy.special import logsumexp
 
 import privagrad as pg
 from privagrad.experiments.problems import absolute_regression
 from privagrad.losses import LOSSES
+from privagrad.methods import METHODS
 from privagrad.sampling import SAMPLINGS
 from tests.statistics import assert_scale, rate_accepted
 
@@ -49,8 +52,8 @@ def test_a_callback_can_stop_and_only_what_was_released_is_charged():
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS)
-@pytest.mark.parametrize("method", ["dp-sgd", "pagan"])
-def test_the_noise_of_a_run_is_what_its_report_says(method, sampling):
+@pytest.mark.parametrize(("loss", "classes"), [("linear", 1), ("softmax", 5)])
+def test_the_noise_of_a_run_is_what_its_report_says(loss, classes, sampling):
     """Rows of zeros have zero gradients: the iterates of SGD are sums of the noise alone.
 
     The noise follows from the reported noise multiplier, the ellipsoid and the EXPECTED batch
@@ -66,9 +69,9 @@ def test_the_noise_of_a_run_is_what_its_report_says(method, sampling):
         np.copyto(before, x)
 
     result = pg.minimize(
-        "linear", np.zeros((60, dim)), method="dp-sgd", epsilon=2.0, delta=1e-4,
-        ellipsoid=ellipsoid, batch_size=batch, steps=steps, step_size=1.0, sampling=sampling,
-        callback=difference,
+        loss, np.zeros((60, dim // classes)), np.arange(60) % classes, method="dp-sgd", epsilon=2.0,
+        delta=1e-4, ellipsoid=ellipsoid, batch_size=batch, steps=steps, step_size=1.0,
+        sampling=sampling, callback=difference,
     )  # fmt: skip
     noise = result.privacy.events[-1].noise_multiplier
     plan = pg.PrivacyPlan.calibrate(2.0, 1e-4, 60, batch, steps, sampling)
@@ -137,6 +140,10 @@ def test_an_empty_batch_is_a_step_of_noise():
 @pytest.mark.parametrize("kind", ["array", "float32", "csr", "pandas", "polars"])
 def test_all_losses_on_all_kinds_of_tables(loss, kind):
     y = None if loss == "linear" else (Y > 0 if loss in ("logistic", "hinge") else Y)
+    more = {}
+    if pg.Loss(loss).multiclass:
+        y = np.digitize(Y, np.quantile(Y, [1 / 3, 2 / 3]))
+        more = {"ellipsoid": pg.Ellipsoid(np.tile(SIGMA ** (-4 / 3), 3), 2.0)}
     table = {
         "array": lambda: X,
         "float32": lambda: X.astype(np.float32),
@@ -145,8 +152,9 @@ def test_all_losses_on_all_kinds_of_tables(loss, kind):
         "polars": lambda: pl.DataFrame(X, schema=list("abcdefgh")),
     }[kind]()
     target = pd.Series(y) if kind == "pandas" and y is not None else y
-    expected = usual(X, y, loss, random_state=0).last
-    assert usual(table, target, loss, random_state=0).last == pytest.approx(expected, abs=1e-3)
+    expected = usual(X, y, loss, random_state=0, **more).last
+    found = usual(table, target, loss, random_state=0, **more).last
+    assert found == pytest.approx(expected, abs=1e-3)
 
 
 @pytest.mark.parametrize("kind", ["array", "csr"])
@@ -159,6 +167,87 @@ def test_read_only_tables(kind):
     frozen = usual(table, target, random_state=0)
     assert np.array_equal(frozen.last, usual(X, Y, random_state=0).last)
     usual(table, target, ellipsoid=None)
+
+
+def blobs(n=600, seed=0):
+    """Three classes around the corners of a triangle, and a column of ones."""
+    rng = np.random.default_rng(seed)
+    labels = rng.integers(3, size=n)
+    corners = np.array([[0.0, 2.0], [-1.7, -1.0], [1.7, -1.0]])
+    return np.column_stack([rng.normal(corners[labels], 0.8), np.ones(n)]), labels
+
+
+def accuracy(x, rows, labels):
+    return ((rows @ x.reshape(-1, rows.shape[1]).T).argmax(axis=1) == labels).mean()
+
+
+def cross_entropy(x, rows, labels):
+    margins = rows @ x.reshape(-1, rows.shape[1]).T
+    return (logsumexp(margins, axis=1) - margins[np.arange(labels.size), labels]).mean()
+
+
+@pytest.mark.parametrize("loss", ["softmax", "multiclass-hinge"])
+def test_classes_are_learned_without_privacy_as_well_as_by_a_solver(loss):
+    rows, labels = blobs()
+    best = optimize.minimize(cross_entropy, np.zeros(9), (rows, labels))
+    result = pg.minimize(
+        loss, rows, labels, epsilon=math.inf, step_size=0.5, batch_size=100, steps=500,
+        schedule="linear", random_state=0,
+    )  # fmt: skip
+    assert accuracy(result.x, rows, labels) >= accuracy(best.x, rows, labels) - 0.01 > 0.95
+    if loss == "softmax":
+        assert cross_entropy(result.x, rows, labels) <= best.fun + 0.01
+
+
+@pytest.mark.parametrize("loss", ["softmax", "multiclass-hinge"])
+def test_classes_are_learned_privately_and_everything_is_charged(loss):
+    rows, labels = blobs(2000)
+    result = pg.minimize(
+        loss, rows, labels, epsilon=2.0, delta=1e-5, domain=pg.Box(-3, 3), step_size=0.5,
+        batch_size=100, steps=200, random_state=0,
+    )  # fmt: skip
+    assert accuracy(result.x, rows, labels) > 0.9
+    events = result.privacy.events
+    assert [event.purpose for event in events] == ["ranges", "moments", "gradients"]
+    assert [event.count for event in events] == [1, 1, 200]
+    assert [event.rate for event in events] == [1, 1, 100 / 2000]
+    assert result.privacy.epsilon == pg.PrivacyPlan(events).epsilon(1e-5) <= 2.0
+
+
+def test_every_class_has_the_columns_ellipsoid():
+    rows, labels = blobs(2000)
+    seen = []
+
+    class Watched(type(METHODS["pagan"])):
+        def start(self, setting):
+            seen.append(setting.ellipsoid)
+            return super().start(setting)
+
+    usual(rows * [1e-3, 1.0, 1e3], labels, "softmax", method=Watched(), ellipsoid=None)
+    scale = seen[0].scale.reshape(3, 3)
+    assert np.array_equal(scale, np.tile(scale[0], (3, 1)))
+    # Columns of scales 1e-3, 1, 1e3 in the shape σ^(-4/3).
+    assert np.log10(scale[0] / scale[0, 1]) == pytest.approx([4, 0, -4], abs=1)
+
+
+@pytest.mark.parametrize("method", ["output-perturbation", "objective-perturbation"])
+def test_minimisers_of_class_losses_are_not_perturbed(method):
+    rows, labels = blobs()
+    with pytest.raises(ValueError, match=r"loss of one margin.*'softmax'"):
+        usual(rows, labels, "softmax", method=method, ellipsoid=pg.Ellipsoid.ball(9, 1.0))
+
+
+def test_a_linear_schedule_falls_in_a_line_to_zero():
+    """All gradients are 1: a step of SGD is α."""
+    places = {}
+    for schedule in ("linear", "constant"):
+        seen = places.setdefault(schedule, [0.0])
+        pg.minimize(
+            "linear", np.ones((5, 1)), method="sgd", batch_size=5, steps=8, step_size=0.4,
+            schedule=schedule, callback=lambda _, x, seen=seen: seen.append(x[0]),
+        )  # fmt: skip
+    assert -np.diff(places["constant"]) == pytest.approx([0.4] * 8)
+    assert -np.diff(places["linear"]) == pytest.approx(0.4 * (1 - np.arange(8) / 8))
 
 
 def test_secure_runs_differ_and_are_not_seeded():
@@ -265,7 +354,7 @@ def test_a_start_is_projected_and_left_alone():
         ({"loss": "squared"}, "absolute, logistic"),
         ({"loss": "logistic"}, "labels -1 and 1, or 0 and 1"),
         ({"ellipsoid": np.ones(8)}, "Expected an Ellipsoid of dimension 8, or None"),
-        ({"ellipsoid": pg.Ellipsoid.ball(3, 1.0)}, "dimension 8, the columns of X; found 3"),
+        ({"ellipsoid": pg.Ellipsoid.ball(3, 1.0)}, "dimension 8, as x; found 3"),
         ({"batch_size": 201}, "batch_size <= 200"),
         ({"batch_size": 0}, "batch_size >= 1"),
         ({"batch_size": 2.5}, "whole number"),
@@ -275,6 +364,9 @@ def test_a_start_is_projected_and_left_alone():
         ({"step_size": None, "method": "dp-sgd"}, "'dp-sgd' has no default"),
         ({"sampling": "shuffled"}, "poisson"),
         ({"projection": "oblique"}, "radial, euclidean"),
+        ({"schedule": "cosine"}, "constant, linear"),
+        ({"loss": "softmax"}, "classes 0, 1, 2"),
+        ({"loss": "softmax", "y": np.arange(200) % 3}, "dimension 24, as x; found 8"),
         ({"random_state": "seed"}, "random_state"),
         ({"threads": 0}, "threads >= 1"),
         ({"x0": [1.0]}, r"x0 of shape \(8,\)"),

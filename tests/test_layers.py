@@ -20,6 +20,7 @@ FLOORS = [
     ["methods"],
     ["oracle"],
     ["descent"],
+    ["estimators"],
     ["the package's own names"],
     ["experiments"],
     ["cli"],

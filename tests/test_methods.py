@@ -170,6 +170,32 @@ def test_steps_follow_the_papers_algorithms(method):
         assert x == pytest.approx(expected, rel=1e-9, abs=1e-12)
 
 
+@pytest.mark.parametrize("method", ["dp-adagrad", "pagan"])
+def test_a_head_start_is_a_part_of_the_noise_to_come(method):
+    """x₁ = x₀ - α g/sqrt(h T s² + g²), s the noise of one step: radius/sqrt(scale) · z/b."""
+    rule = type(METHODS[method])(head_start=0.25)
+    ellipsoid = pg.Ellipsoid([1.0, 4.0, 100.0], 2.0)
+    setting = Setting(3, 50, 8, 1.5, pg.WholeSpace(), ellipsoid)
+    g, x = np.array([0.3, -2.0, 0.0]), np.ones(3)
+    noise = 1.5 / 8 * np.array([2.0, 1.0, 0.2])
+    state = rule.start(setting)
+    metric = rule.step(state, x, g, 0.7)
+    root = np.sqrt(0.25 * 50 * noise**2 + g**2)
+    assert x == pytest.approx(1 - 0.7 * g / root)
+    assert metric == pytest.approx(root / 0.7)
+    rule.step(state, x, g, 0.7)
+    later = np.sqrt(0.25 * 50 * noise**2 + 2 * g**2)
+    assert x == pytest.approx(1 - 0.7 * g / root - 0.7 * g / later)
+
+
+@pytest.mark.parametrize("method", ["dp-adagrad", "pagan"])
+def test_without_noise_a_head_start_is_none(method):
+    ahead = run(type(METHODS[method])(head_start=0.5), epsilon=float("inf"))
+    assert np.array_equal(ahead.last, run(method, epsilon=float("inf")).last)
+    private = run(type(METHODS[method])(head_start=0.5), epsilon=1.0)
+    assert not np.array_equal(private.last, run(method).last)
+
+
 class _Careless(type(METHODS["dp-sgd"])):
     """Asks for gradients without saying what to bound them to."""
 

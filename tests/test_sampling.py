@@ -28,6 +28,14 @@ def test_batches_hold_valid_rows(sampling, n, size):
             assert np.unique(batch).size == batch.size
 
 
+def test_no_sampling_is_all_rows_every_time():
+    """Each time another array: the oracle tells batches apart by which array they are."""
+    drawn = draw(None, 7, 7, 5)
+    assert [batch.tolist() for batch in drawn] == [list(range(7))] * 5
+    assert all(batch.dtype == np.int64 for batch in drawn)
+    assert len({id(batch) for batch in drawn}) == 5
+
+
 @pytest.mark.parametrize(("n", "size"), SHAPES)
 @pytest.mark.parametrize("sampling", SAMPLINGS)
 def test_a_row_is_in_a_batch_at_the_rate_the_accountant_assumes(sampling, n, size):

@@ -93,3 +93,40 @@ def test_wrong_tables_say_why(X, message):
 def test_kinds():
     assert isinstance(as_rows(np.eye(2)), DenseRows)
     assert isinstance(as_rows(sparse.eye_array(2)), SparseRows)
+
+
+def both_layouts(X):
+    """A dense and a CSR table of the same rows, the CSR with one zero stored, and their arrays."""
+    matrix = sparse.csr_array(np.where(X == 0, 99.0, X).astype(X.dtype))
+    matrix.data[matrix.data == 99.0] = 0.0
+    return (X, [X]), (matrix, [matrix.data, matrix.indices, matrix.indptr])
+
+
+@pytest.mark.parametrize("constant", [False, True])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_standardized_rows_are_their_formula(dtype, constant):
+    rng = np.random.default_rng(0)
+    X = np.where(rng.uniform(size=(30, 4)) < 0.5, 0.0, rng.normal(3, 2, (30, 4))).astype(dtype)
+    centre, unit = np.array([0.0, 2.5, 0.0, -1.0]), np.array([1.0, 0.5, 3.0, 7.0])
+    naive = np.column_stack([(X - centre) / unit, np.ones((30, int(constant)))])
+    for table, arrays in both_layouts(X):
+        before = [array.copy() for array in arrays]
+        rows = as_rows(table)
+        moved = rows.standardized(centre, unit, constant)
+        assert type(moved) is type(rows)
+        assert moved.take(np.arange(30)) == pytest.approx(naive, rel=4 * float(np.finfo(dtype).eps))
+        shifted = rows.centred(np.array([1, 3]), centre[[1, 3]]).array
+        assert shifted == pytest.approx(X[:, [1, 3]] - centre[[1, 3]], rel=1e-6)
+        for array, copy in zip(arrays, before, strict=True):
+            assert np.array_equal(array, copy), "the user's table stays as it was"
+        untouched = rows.standardized(np.zeros(4), np.ones(4), False)
+        assert untouched.take(np.arange(30)) == pytest.approx(X)
+    assert as_rows(X).standardized(centre, unit, constant).array.dtype == dtype
+
+
+def test_standardized_sparse_columns_keep_their_zeros():
+    matrix = sparse.random_array((50, 6), density=0.1, rng=0, format="csr")
+    moved = as_rows(matrix).standardized(np.zeros(6), np.full(6, 2.0), True)
+    assert moved.data.size == matrix.nnz + 50
+    centred = as_rows(matrix).standardized(np.array([1.0, 0, 0, 0, 0, 0]), np.full(6, 2.0), False)
+    assert centred.data.size == 50 + matrix[:, 1:].nnz

@@ -35,8 +35,8 @@ def iterates(method, oracle, domain, start, step_size, steps):
             seen.append(x.copy())
             return oracle(x)
 
-    setting = Setting(start.size, steps, 1, 0.0, domain)
-    descend(METHODS[method], Gradients(), iter(range(steps)), start.copy(), setting, step_size)
+    setting = Setting(start.size, steps, 1, 0.0, domain, step_size=step_size)
+    descend(METHODS[method], Gradients(), iter(range(steps)), start.copy(), setting)
     return np.array(seen)
 
 

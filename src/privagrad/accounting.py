@@ -22,6 +22,8 @@ from privagrad.events import (
     GaussianEvent,
     ObjectiveEvent,
     Relation,
+    Release,
+    SelectEvent,
     fixed_size_profile,
     objective_losses,
 )
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
     from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 
 ACCOUNTANT = "PLD (dp-accounting)"
+RENYI_ACCOUNTANT = "RDP (dp-accounting)"
 
 _LEAST_POINTS, _COARSE_POINTS, _FINE_POINTS = 2 * 10**4, 10**5, 10**6
 _COARSE_PER_DEVIATION, _FINE_PER_DEVIATION = 4, 20
@@ -57,10 +60,7 @@ class PrivacyReport:
     def __str__(self) -> str:
         if not self.events:
             return "not private (epsilon = inf)"
-        parts = ", ".join(
-            f"{e.count} x {e.purpose} at noise multiplier {e.noise_multiplier:.4g}"
-            for e in self.events
-        )
+        parts = ", ".join(str(event) for event in self.events)
         text = (
             f"({self.epsilon:.4g}, {self.delta:.2g})-differential privacy, {self.relation}, "
             f"{self.sampling or 'no'} sampling, {self.accountant}: {parts}"
@@ -121,7 +121,7 @@ class PrivacyPlan:
 
     @classmethod
     def calibrate_event(
-        cls, event: Event, epsilon: float, delta: float, also: Iterable[Event] = ()
+        cls, event: Release, epsilon: float, delta: float, also: Iterable[Event] = ()
     ) -> PrivacyPlan:
         """`calibrate` for any event: the least noise multiplier that keeps within the budget."""
         if _validate.positive("epsilon", epsilon) > _MEANINGLESS:
@@ -135,11 +135,19 @@ class PrivacyPlan:
     @property
     def noise_multiplier(self) -> float:
         """Of the training: noise over the bound on one example's gradient."""
-        return self.events[-1].noise_multiplier
+        training = self.events[-1]
+        if isinstance(training, SelectEvent):
+            raise ValueError("Expected a plan that ends in a training, found a selection.")
+        return training.noise_multiplier
 
     @property
     def relation(self) -> Relation:
         return next((e.relation for e in self.events if e.relation), "add-or-remove-one")
+
+    @property
+    def accountant(self) -> str:
+        """Rényi's where something is selected, privacy loss distributions otherwise."""
+        return RENYI_ACCOUNTANT if _releases(self.events) is None else ACCOUNTANT
 
     def epsilon(self, delta: float) -> float:
         """The composition of all events at `delta`."""
@@ -147,7 +155,10 @@ class PrivacyPlan:
 
     def delta(self, epsilon: float) -> float:
         """The composition of all events at `epsilon`."""
-        total = _compose(self.events, self.relation, fine=True)
+        releases = _releases(self.events)
+        if releases is None:
+            return float(_renyi(self.events).get_delta(float(epsilon)))
+        total = _compose(releases, self.relation, fine=True)
         return float(total.get_delta_for_epsilon(float(epsilon)))
 
     def stopped_after(self, steps: int) -> PrivacyPlan:
@@ -156,16 +167,25 @@ class PrivacyPlan:
         return PrivacyPlan(self.events[:-1] + kept)
 
 
+def _releases(events: tuple[Event, ...]) -> tuple[Release, ...] | None:
+    """The events if all of them have privacy loss distributions."""
+    releases = tuple(event for event in events if not isinstance(event, SelectEvent))
+    return releases if len(releases) == len(events) else None
+
+
 @lru_cache(maxsize=1024)
 def _epsilon(events: tuple[Event, ...], relation: Relation, delta: float, fine: bool) -> float:
     if not events:
         return 0.0
-    return float(_compose(events, relation, fine).get_epsilon_for_delta(delta))
+    releases = _releases(events)
+    if releases is None:
+        return float(_renyi(events).get_epsilon(delta))
+    return float(_compose(releases, relation, fine).get_epsilon_for_delta(delta))
 
 
 @lru_cache(maxsize=256)
 def _calibrated(
-    others: tuple[Event, ...], training: Event, epsilon: float, delta: float
+    others: tuple[Event, ...], training: Release, epsilon: float, delta: float
 ) -> tuple[Event, ...]:
     from scipy.optimize import brentq
 
@@ -212,7 +232,9 @@ def _calibrated(
     return events_at(safe)
 
 
-def _compose(events: tuple[Event, ...], relation: Relation, fine: bool) -> PrivacyLossDistribution:
+def _compose(
+    events: tuple[Release, ...], relation: Relation, fine: bool
+) -> PrivacyLossDistribution:
     interval = _interval(events, relation, fine)
     total: Any = None
     for event in events:
@@ -222,7 +244,32 @@ def _compose(events: tuple[Event, ...], relation: Relation, fine: bool) -> Priva
     return total
 
 
-def _interval(events: tuple[Event, ...], relation: Relation, fine: bool) -> float:
+def _renyi(events: tuple[Event, ...]) -> Any:
+    """The Rényi accountant after all events, under add-or-remove-one."""
+    from dp_accounting import dp_event
+    from dp_accounting.rdp import RdpAccountant
+
+    def translated(event: Event) -> Any:
+        if isinstance(event, SelectEvent):
+            inner = dp_event.ComposedDpEvent([translated(e) for e in event.events])
+            return dp_event.RepeatAndSelectDpEvent(inner, event.mean, 1.0)
+        if isinstance(event, ObjectiveEvent) or event.sampling not in (None, "poisson"):
+            raise ValueError(
+                f"Expected Gaussian releases over all rows or Poisson samples beside a selection, "
+                f"found {event}."
+            )
+        one = dp_event.GaussianDpEvent(event.noise_multiplier)
+        if event.sampling == "poisson":
+            one = dp_event.PoissonSampledDpEvent(event.rate, one)
+        return dp_event.SelfComposedDpEvent(one, event.count)
+
+    accountant = RdpAccountant()
+    for event in events:
+        accountant.compose(translated(event))
+    return accountant
+
+
+def _interval(events: tuple[Release, ...], relation: Relation, fine: bool) -> float:
     """Discretisation whose own variance is a small part of the privacy loss's variance."""
     sensitivity = 1.0 if relation == "add-or-remove-one" else 2.0
     variance = reach = 0.0
@@ -238,7 +285,7 @@ def _interval(events: tuple[Event, ...], relation: Relation, fine: bool) -> floa
 
 
 def _loss_distribution(
-    event: Event, relation: Relation, interval: float
+    event: Release, relation: Relation, interval: float
 ) -> PrivacyLossDistribution:
     from dp_accounting.pld import pld_pmf
     from dp_accounting.pld import privacy_loss_distribution as pld

@@ -21,12 +21,12 @@ from privagrad.events import GaussianEvent, relation_of
 from privagrad.geometry import PROJECTIONS, Ellipsoid, Projection
 from privagrad.glm import GlmGradients
 from privagrad.losses import Loss
-from privagrad.methods import METHODS, Method, Oracle, Setting
-from privagrad.moments import moment_events, private_moments, shaped_ellipsoid
+from privagrad.methods import METHODS, SCHEDULES, Method, Oracle, Schedule, Setting
+from privagrad.moments import SCALES, private_moments, query_events, shaped_ellipsoid
 from privagrad.noise import RandomSource, RandomState, random_source
 from privagrad.oracle import Diagnostics, GradientOracle
 from privagrad.sampling import SAMPLINGS, Rows, Sampling, batches
-from privagrad.tables import as_rows, as_targets
+from privagrad.tables import as_rows
 
 Callback = Callable[[int, Vector], object]
 
@@ -69,6 +69,7 @@ def minimize(
     batch_size: int | None = None,
     steps: int | None = None,
     step_size: float | None = None,
+    schedule: Schedule = "constant",
     sampling: Sampling = "poisson",
     projection: Projection = "radial",
     public: tuple[Any, ArrayLike | None] | None = None,
@@ -95,8 +96,10 @@ def minimize(
     batch_size : expected rows a step, default max(√n, n/100)
     steps : default (n / batch_size)², as in Lemma 1
     step_size : α; default diam_2 of the domain for PASAN, diam_∞ for AdaGrad and PAGAN
+    schedule : "constant", or "linear": α falls in a line towards 0
     sampling : "poisson", "with_replacement" (the paper's) or "without_replacement"
-    projection : "radial", or "euclidean" for the paper's π_A
+    projection : "radial"; "euclidean" for the paper's π_A; "rows" shrinks a row by what the
+        largest possible slope would need, so that quantiles and probabilities keep their balance
     public : (X, y) of rows that need no protection, for the methods that learn from them
     x0 : where to start, default the domain's point next to 0
     random_state : None for the secure source; a seed makes a run repeatable and NOT private
@@ -117,10 +120,11 @@ def minimize(
     rule = method if isinstance(method, Method) else METHODS[_known(method)]
     _validate.choice("sampling", sampling, SAMPLINGS)
     _validate.choice("projection", projection, PROJECTIONS)
+    _validate.choice("schedule", schedule, SCHEDULES)
     rows = as_rows(X)
-    n, dim = rows.shape
     kind = loss if isinstance(loss, Loss) else Loss(loss)
-    gradients = GlmGradients(kind, rows, kind.targets(as_targets(y), n))
+    gradients = GlmGradients.of(kind, rows, y)
+    n, dim = rows.shape[0], gradients.dim
     domain = WholeSpace() if domain is None else domain
     if rule.one_shot:
         batch_size, steps, sampling = n, 1, "poisson"
@@ -136,11 +140,11 @@ def minimize(
         budget, delta = float(epsilon or 0), _validate.delta_of(delta, n)
         queries: list[GaussianEvent] = []
         if ellipsoid is None:
-            queries = moment_events(budget, delta, relation_of(sampling))
+            queries = query_events(SCALES, budget, delta, relation_of(sampling))
         *others, training = rule.events(budget, n, batch_size, steps, sampling)
         plan = PrivacyPlan.calibrate_event(training, budget, delta, [*queries, *others])
         if ellipsoid is None:
-            moments = private_moments(rows, queries, source)
+            moments = np.tile(private_moments(rows, queries, source), gradients.outputs)
             ellipsoid = shaped_ellipsoid(moments, kind.lipschitz, rule.scale_power)
         ellipsoid = rule.ellipsoid(_given_ellipsoid(ellipsoid, dim))
     setting = Setting(
@@ -154,17 +158,41 @@ def minimize(
         n,
         step_size,
         float(epsilon) if plan and epsilon else math.inf,
+        sampling,
+        projection,
+        schedule,
     )
+    return train(rule, gradients, setting, plan, delta, x, source, callback, progress, threads)
+
+
+def train(
+    method: Method,
+    gradients: GlmGradients,
+    setting: Setting,
+    plan: PrivacyPlan | None,
+    delta: float,
+    x: Vector,
+    source: RandomSource,
+    callback: Callback | None = None,
+    progress: bool | None = None,
+    threads: int | None = None,
+) -> Result:
+    """Move `x` in place through all steps of the setting; without a plan, without privacy.
+
+    The plan's last event is this training; those before it have been released by the caller.
+    """
+    drawn = batches(
+        setting.sampling, setting.n_examples, setting.batch_size, setting.steps, source.sampler
+    )
+    drawn = _progress.track(drawn, setting.steps, method.name, progress)
     with _pool(threads) as pool:
-        oracle = GradientOracle(gradients, setting, projection, source, pool)
-        drawn = batches(sampling, n, batch_size, steps, source.sampler)
-        drawn = _progress.track(drawn, steps, rule.name, progress)
-        done, averages = descend(rule, oracle, drawn, x, setting, step_size, callback)
+        oracle = GradientOracle(gradients, setting, source, pool)
+        done, averages = descend(method, oracle, drawn, x, setting, callback)
     return Result(
         last=x,
         average=averages[0],
         suffix_average=averages[1],
-        privacy=_report(plan, done, delta, sampling, source),
+        privacy=_report(plan, done, delta, setting.sampling, source),
         diagnostics=oracle.diagnostics,
     )
 
@@ -175,7 +203,6 @@ def descend(
     drawn: Iterator[Rows],
     x: Vector,
     setting: Setting,
-    step_size: float,
     callback: Callback | None = None,
 ) -> tuple[int, tuple[Vector, Vector]]:
     """Move `x` in place through the batches; how many steps, the average and suffix average."""
@@ -186,7 +213,7 @@ def descend(
     done = 0
     for batch in drawn:
         gradient = method.gradient(state, oracle, x, batch)
-        metric = method.step(state, x, gradient, step_size)
+        metric = method.step(state, x, gradient, setting.step_size_at(done))
         project(x, x, metric)
         total += x
         done += 1
@@ -214,7 +241,7 @@ def _public_gradients(
     rows = as_rows(public[0])
     if rows.shape[1] != dim:
         raise ValueError(f"Expected public rows of {dim} columns, found {rows.shape[1]}.")
-    return GlmGradients(loss, rows, loss.targets(as_targets(public[1]), rows.shape[0]))
+    return GlmGradients.of(loss, rows, public[1])
 
 
 def _is_private(method: Method, epsilon: float | None) -> bool:
@@ -239,9 +266,7 @@ def _given_ellipsoid(ellipsoid: Ellipsoid, dim: int) -> Ellipsoid:
             f"Expected an Ellipsoid of dimension {dim}, or None to learn one; found {ellipsoid!r}."
         )
     if ellipsoid.dim != dim:
-        raise ValueError(
-            f"Expected an ellipsoid of dimension {dim}, the columns of X; found {ellipsoid.dim}."
-        )
+        raise ValueError(f"Expected an ellipsoid of dimension {dim}, as x; found {ellipsoid.dim}.")
     return ellipsoid
 
 
@@ -267,12 +292,15 @@ def _step_size(given: float | None, method: Method, domain: Domain, dim: int) ->
 
 
 def _report(
-    plan: PrivacyPlan | None, done: int, delta: float, sampling: Sampling, source: RandomSource
+    plan: PrivacyPlan | None,
+    done: int,
+    delta: float,
+    sampling: Sampling | None,
+    source: RandomSource,
 ) -> PrivacyReport:
     if plan is None:
-        return PrivacyReport(
-            math.inf, delta, relation_of(sampling), sampling, "none", (), source.seeded
-        )
+        relation = relation_of(sampling or "poisson")
+        return PrivacyReport(math.inf, delta, relation, sampling, "none", (), source.seeded)
     training = plan.events[-1]
     spent = plan if done == training.count else plan.stopped_after(done)
     return PrivacyReport(

@@ -62,6 +62,9 @@ class GaussianEvent:
         """The neighbouring relation its sampling is accounted under; None: either."""
         return None if self.sampling is None else relation_of(self.sampling)
 
+    def __str__(self) -> str:
+        return f"{self.count} x {self.purpose} at noise multiplier {self.noise_multiplier:.4g}"
+
     @property
     def rate(self) -> float:
         """The probability that one given row is in a given batch."""
@@ -94,12 +97,42 @@ class ObjectiveEvent:
     sampling: None = None
     rate: float = 1.0
 
+    def __str__(self) -> str:
+        return f"{self.count} x {self.purpose} at noise multiplier {self.noise_multiplier:.4g}"
+
     @property
     def relation(self) -> Relation:
         return "add-or-remove-one"
 
 
-Event = GaussianEvent | ObjectiveEvent
+@dataclass(frozen=True)
+class SelectEvent:
+    """The best of a random number of runs, each of which releases `events` with a noisy score.
+
+    The number of runs is geometric of the given mean and stays secret; runs do not see each
+    other (Papernot and Steinke 2022).
+    """
+
+    events: tuple[GaussianEvent, ...]
+    mean: float
+    purpose: str = "selection"
+    count: int = 1
+
+    @property
+    def relation(self) -> Relation:
+        return "add-or-remove-one"
+
+    @property
+    def sampling(self) -> Sampling | None:
+        return self.events[0].sampling
+
+    def __str__(self) -> str:
+        inner = ", ".join(str(event) for event in self.events)
+        return f"the best of {self.mean:g} runs on average, each of {inner}"
+
+
+Release = GaussianEvent | ObjectiveEvent
+Event = Release | SelectEvent
 
 
 def relation_of(sampling: Sampling) -> Relation:

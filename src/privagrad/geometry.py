@@ -14,8 +14,8 @@ from privagrad import _validate
 from privagrad._numba import kernel
 from privagrad._validate import Vector
 
-Projection = Literal["radial", "euclidean"]
-PROJECTIONS: tuple[Projection, ...] = ("radial", "euclidean")
+Projection = Literal["radial", "euclidean", "rows"]
+PROJECTIONS: tuple[Projection, ...] = ("radial", "euclidean", "rows")
 _NEWTON_STEPS = 200
 
 
@@ -144,7 +144,7 @@ class Ellipsoid:
         ``"euclidean"``: argmin over y in the ellipsoid of ‖y - g‖₂, the paper's π_A, which is
         g_j / (1 + λ scale_j) with the λ that puts y on the surface.
         """
-        _validate.choice("how", how, PROJECTIONS)
+        _validate.choice("how", how, PROJECTIONS[:2])
         rows = self._rows(G)
         if how == "radial":
             norms = np.asarray(_row_norms(rows * self.whitening))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from typing import Any
@@ -14,23 +15,42 @@ from privagrad.geometry import Ellipsoid, Projection
 from privagrad.losses import Loss
 from privagrad.mechanism import ULP
 from privagrad.sampling import Rows
-from privagrad.tables import DenseRows, SparseRows
+from privagrad.tables import DenseRows, SparseRows, as_targets
 
-_MODES = {"radial": kernels.RADIAL, "euclidean": kernels.EUCLIDEAN}
+_MODES = {
+    "radial": kernels.RADIAL,
+    "euclidean": kernels.EUCLIDEAN,
+    "rows": kernels.BY_ROWS,
+}
 _PARTS, _SPLIT_FROM = 4, 1_000_000
 
 
 @dataclass(frozen=True)
 class GlmGradients:
-    """Gradients of a GLM loss over the rows of a table, bounded and summed batch by batch."""
+    """Gradients of a GLM loss over the rows of a table, bounded and summed batch by batch.
+
+    With several `outputs`, one a class, x holds the weights of one class after the other.
+    """
 
     loss: Loss
     rows: DenseRows | SparseRows
     targets: Vector
+    outputs: int = 1
+
+    @classmethod
+    def of(cls, loss: Loss, rows: DenseRows | SparseRows, y: Any) -> GlmGradients:
+        """From targets as users give them."""
+        targets = loss.targets(as_targets(y), rows.shape[0])
+        return cls(loss, rows, targets, int(targets.max()) + 1 if loss.multiclass else 1)
+
+    @property
+    def dim(self) -> int:
+        return self.rows.shape[1] * self.outputs
 
     def objective(self, x: Vector) -> float:
         """The mean loss over all rows. Not private."""
-        return float(self.loss.value(self.rows.margins(x), self.targets).mean())
+        weights = x.reshape(self.outputs, -1).T if self.loss.multiclass else x
+        return float(self.loss.value(self.rows.margins(weights), self.targets).mean())
 
     def objective_and_gradient(self, x: Vector) -> tuple[float, Vector]:
         """The mean loss over all rows and its gradient. Not private."""
@@ -41,9 +61,18 @@ class GlmGradients:
     def each(self, x: Vector, batch: Rows) -> Vector:
         """The batch's gradients that are finite, one a row of a dense matrix."""
         rows = self.rows.take(batch)
+        if self.loss.multiclass:
+            return self._each_class(x, batch, rows)
         with np.errstate(invalid="ignore", over="ignore"):
             slopes = kernels.slopes(*self.loss.key, rows @ x, self.targets[batch])
         gradients: Vector = rows * slopes[:, None]
+        return gradients[np.isfinite(gradients).all(axis=1)]
+
+    def _each_class(self, x: Vector, batch: Rows, rows: Vector) -> Vector:
+        with np.errstate(invalid="ignore", over="ignore"):
+            margins = rows @ x.reshape(self.outputs, -1).T
+            slopes = kernels.all_class_slopes(self.loss.key[0], margins, self.targets[batch])
+            gradients: Vector = (slopes[:, :, None] * rows[:, None, :]).reshape(batch.size, -1)
         return gradients[np.isfinite(gradients).all(axis=1)]
 
     def add_bounded(
@@ -87,8 +116,11 @@ class GlmGradients:
         pool: Executor | None,
     ) -> tuple[int, int]:
         fixed = (self.targets, x, *self.loss.key, mode, *shape)
-        add, table = self.rows.kernel
-        if batch.size * self.rows.entries_per_row < max(_SPLIT_FROM, 8 * x.size):
+        fused: tuple[Callable[..., tuple[int, int]], tuple[Any, ...]] = self.rows.kernel
+        if self.loss.multiclass:
+            fused, fixed = (kernels.add_classes, self.rows.flat), (*fixed, self.outputs)
+        add, table = fused
+        if batch.size * self.rows.entries_per_row * self.outputs < max(_SPLIT_FROM, 8 * x.size):
             return add(*table, batch, total, *fixed)
 
         # Cut by the work alone, so that results do not depend on the number of threads.

@@ -16,9 +16,9 @@ import numpy as np
 
 from privagrad._numba import kernel, prefetch
 from privagrad.geometry import secular_root
-from privagrad.losses import slope
+from privagrad.losses import class_slopes, lipschitz, slope
 
-RADIAL, EUCLIDEAN, UNBOUNDED = 0, 1, 2
+RADIAL, EUCLIDEAN, UNBOUNDED, BY_ROWS = 0, 1, 2, 3
 
 _ROWS = 8
 _INFINITY = math.inf
@@ -123,12 +123,126 @@ def add_sparse(
     return clipped, nonfinite
 
 
+@kernel(reorder=True)
+def add_classes(
+    data: Any, indices: Any, starts: Any, dense: Any, batch: Any, total: Any, targets: Any, x: Any,
+    code: Any, parameter: Any, mode: Any, whitening: Any, stretch: Any, units: Any, limit: Any,
+    classes: Any,
+) -> Any:  # fmt: skip
+    """`add_dense` for k classes and rows dense or CSR: the gradient is δ ⊗ a, δ = dℓ/dm.
+
+    Its squared norm is Σ_c δ_c² Σ_j (A^{1/2})_cj² a_j²: no matrix per example.
+    """
+    dim = x.size // classes
+    slopes = np.empty(classes)
+    squares = np.empty(classes)
+    clipped = nonfinite = 0
+    for i in range(batch.size):
+        row = batch[i]
+        start, stop = starts[row], starts[row + 1]
+        values = data[start:stop]
+        columns = indices[:dim] if dense else indices[start:stop]
+        for c in range(classes):
+            slopes[c], squares[c] = _margin(values, columns, dense, x, whitening, c * dim)
+        class_slopes(code, slopes, np.int64(targets[row]))
+        norm = 0.0
+        for c in range(classes):
+            norm += squares[c] * slopes[c] * slopes[c] if slopes[c] != 0.0 else 0.0
+        norm = math.sqrt(norm)
+        if mode == BY_ROWS:
+            norm = lipschitz(code, parameter) * math.sqrt(squares.max())
+        shrink = 1.0
+        if not math.isfinite(slopes.sum()):
+            shrink = math.nan
+        elif mode != UNBOUNDED and not norm <= limit:
+            if norm == _INFINITY:
+                sizes = slopes
+                if mode == BY_ROWS:
+                    sizes = np.full(classes, lipschitz(code, parameter))
+                norm = _large_norm(*_outer(values, columns, dim, sizes, whitening))
+            shrink = limit / norm if math.isfinite(norm) else math.nan
+        clipped += shrink < 1.0
+        if math.isnan(shrink):
+            nonfinite += 1
+        elif mode == UNBOUNDED:
+            for c in range(classes):
+                for k in range(values.size):
+                    total[c * dim + columns[k]] += slopes[c] * np.float64(values[k])
+        elif mode == EUCLIDEAN and shrink < 1.0:
+            flat, weights = _outer(values, columns, dim, slopes, whitening)
+            _, widths = _outer(values, columns, dim, slopes, stretch)
+            moved = _onto_ellipsoid(flat, 1.0, weights, widths, limit)
+            for c in range(classes):
+                for k in range(values.size):
+                    total[c * dim + columns[k]] += np.rint(moved[c * values.size + k] * units)
+        else:
+            for c in range(classes):
+                factor = slopes[c] * shrink * units
+                if factor != 0.0:
+                    _add_class(values, columns, dense, total, whitening, factor, c * dim)
+    return clipped, nonfinite
+
+
+@kernel(reorder=True, inline=True)
+def _margin(values: Any, columns: Any, dense: Any, x: Any, whitening: Any, at: Any) -> Any:
+    """⟨a, x⟩ and ‖A^{1/2} a‖² for one class, whose coordinates start at `at`."""
+    margin = squares = 0.0
+    if dense:
+        for j in range(values.size):
+            value = np.float64(values[j])
+            whitened = value * whitening[at + j]
+            margin += value * x[at + j]
+            squares += whitened * whitened
+    else:
+        for k in range(values.size):
+            value = np.float64(values[k])
+            whitened = value * whitening[at + columns[k]]
+            margin += value * x[at + columns[k]]
+            squares += whitened * whitened
+    return margin, squares
+
+
+@kernel(reorder=True, inline=True)
+def _add_class(
+    values: Any, columns: Any, dense: Any, total: Any, whitening: Any, factor: Any, at: Any
+) -> None:
+    """total += round(factor A^{1/2} a) in the coordinates of one class."""
+    if dense:
+        for j in range(values.size):
+            total[at + j] += np.rint(np.float64(values[j]) * whitening[at + j] * factor)
+    else:
+        for k in range(values.size):
+            j = at + columns[k]
+            total[j] += np.rint(np.float64(values[k]) * whitening[j] * factor)
+
+
+@kernel()
+def _outer(values: Any, columns: Any, dim: Any, slopes: Any, weights: Any) -> Any:
+    """δ ⊗ a over the entries of one row, flat, and the weights of the same coordinates."""
+    size = values.size
+    flat, chosen = np.empty(slopes.size * size), np.empty(slopes.size * size)
+    for c in range(slopes.size):
+        for k in range(size):
+            flat[c * size + k] = np.float64(values[k]) * slopes[c]
+            chosen[c * size + k] = weights[c * dim + columns[k]]
+    return flat, chosen
+
+
 @kernel()
 def slopes(code: Any, parameter: Any, margins: Any, targets: Any) -> Any:
     """ℓ' elementwise."""
     result = np.empty(margins.size)
     for i in range(margins.size):
         result[i] = slope(code, parameter, margins[i], targets[i])
+    return result
+
+
+@kernel()
+def all_class_slopes(code: Any, margins: Any, targets: Any) -> Any:
+    """dℓ/dm of each row of margins."""
+    result = margins.copy()
+    for i in range(targets.size):
+        class_slopes(code, result[i], np.int64(targets[i]))
     return result
 
 
@@ -142,8 +256,12 @@ def _weigh(
     if mode == UNBOUNDED:
         if not (math.isfinite(margin) and math.isfinite(factor)):
             shrink = math.nan
-    elif not abs(factor) * norm <= limit:
-        shrink = limit / (abs(factor) * norm) if math.isfinite(factor * norm) else math.nan
+    else:
+        size = (lipschitz(code, parameter) if mode == BY_ROWS else abs(factor)) * norm
+        if math.isnan(factor):
+            shrink = math.nan
+        elif not size <= limit:
+            shrink = limit / size if math.isfinite(size) else math.nan
     return factor, shrink
 
 

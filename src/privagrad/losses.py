@@ -1,4 +1,7 @@
-"""Convex losses of generalized linear models: F(x; a, y) = ℓ(⟨a, x⟩; y)."""
+"""Convex losses of generalized linear models: F(x; a, y) = ℓ(⟨a, x⟩; y).
+
+With k classes x is a k × d matrix, stored class by class, and the margin a vector of length k.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -20,8 +24,7 @@ class _Kind:
     """What a loss's name stands for: its value in margin m and target y, and its parameter."""
 
     value: Callable[[Vector, Vector, float], Vector]
-    targets: str  # "numbers", "signs" or "none"
-    lipschitz: Callable[[float], float] = lambda _: 1.0
+    targets: str  # "numbers", "signs", "classes" or "none"
     smoothness: float = math.inf
     parameter: str = ""
     default: float = 0.0
@@ -33,24 +36,39 @@ def _huber(m: Vector, y: Vector, bend: float) -> Vector:
     return np.where(residual <= bend, residual**2 / 2, bend * (residual - bend / 2))
 
 
+def _softmax(m: Vector, y: Vector, _: float) -> Vector:
+    largest = m.max(axis=1)
+    spread = np.log(np.exp(m - largest[:, None]).sum(axis=1))
+    return np.asarray(largest + spread - m[np.arange(y.size), y.astype(int)])
+
+
+def _multiclass_hinge(m: Vector, y: Vector, _: float) -> Vector:
+    rows, right = np.arange(y.size), y.astype(int)
+    others = m.copy()
+    others[rows, right] = -np.inf
+    return np.asarray(np.maximum(0.0, 1.0 + others.max(axis=1) - m[rows, right]))
+
+
 _KINDS = {
     "absolute": _Kind(lambda m, y, _: np.abs(m - y), "numbers"),
     "logistic": _Kind(lambda m, y, _: np.logaddexp(0.0, -y * m), "signs", smoothness=0.25),
     "hinge": _Kind(lambda m, y, _: np.maximum(0.0, 1.0 - y * m), "signs"),
-    "huber": _Kind(_huber, "numbers", lambda k: k, 1.0, "bend between square and linear", 1.35),
+    "huber": _Kind(_huber, "numbers", 1.0, "bend between square and linear", 1.35),
     "quantile": _Kind(
         lambda m, y, q: np.maximum(q * (y - m), (q - 1) * (y - m)),
         "numbers",
-        lambda q: max(q, 1 - q),
         math.inf,
         "quantile",
         0.5,
         1.0,
     ),
     "linear": _Kind(lambda m, y, _: np.asarray(m), "none", smoothness=0.0),
+    "softmax": _Kind(_softmax, "classes", 0.5),
+    "multiclass-hinge": _Kind(_multiclass_hinge, "classes"),
 }
 LOSSES = tuple(_KINDS)
-_ABSOLUTE, _LOGISTIC, _HINGE, _HUBER, _QUANTILE, _LINEAR = range(len(LOSSES))
+_SQRT2 = math.sqrt(2) * (1 + 2.0**-52)  # rounded up
+_ABSOLUTE, _LOGISTIC, _HINGE, _HUBER, _QUANTILE, _LINEAR, _SOFTMAX, _MULTI = range(len(LOSSES))
 
 
 @kernel(inline=True)
@@ -76,6 +94,45 @@ def slope(code: int, parameter: float, margin: float, target: float) -> float:
     return down if residual < 0.0 else residual
 
 
+@kernel(inline=True)
+def lipschitz(code: int, parameter: float) -> float:
+    """The largest |ℓ'|; with classes the largest ‖dℓ/dm‖."""
+    if code == _HUBER:
+        return parameter
+    if code == _QUANTILE:
+        return max(parameter, 1.0 - parameter)
+    if code == _SOFTMAX or code == _MULTI:
+        return _SQRT2
+    return 1.0
+
+
+@kernel(inline=True)
+def class_slopes(code: int, margins: Vector, label: Any) -> None:
+    """dℓ/dm_c for every class c, in place of the margins; NaN where a margin is not finite."""
+    classes = margins.size
+    best, worst = -math.inf, 0.0
+    rival = 0
+    for c in range(classes):
+        worst += 0.0 * margins[c]  # NaN from then on if one is not finite
+        if margins[c] > best and (code == _SOFTMAX or c != label):
+            best, rival = margins[c], c
+    if code == _SOFTMAX:
+        total = 0.0
+        for c in range(classes):
+            margins[c] = math.exp(margins[c] - best) + worst
+            total += margins[c]
+        for c in range(classes):
+            margins[c] /= total
+        margins[label] -= 1.0
+    else:
+        violated = 1.0 + best - margins[label] > 0.0
+        for c in range(classes):
+            margins[c] = worst
+        if violated:
+            margins[rival] += 1.0
+            margins[label] -= 1.0
+
+
 @dataclass(frozen=True)
 class Loss:
     """A loss by name, with its parameter where it has one.
@@ -89,7 +146,10 @@ class Loss:
     huber      r²/2 up to r = \\|m - y\\| = κ, then κ r - κ²/2  κ > 0, default 1.35
     quantile   max(q (y - m), (q - 1)(y - m))                0 < q < 1, default 0.5
     linear     m (no y)
+    softmax    log Σ_c exp(m_c) - m_y, y = 0, ..., k - 1
     ========== ============================================= =======================
+
+    and "multiclass-hinge", max(0, 1 + max_{c ≠ y} m_c - m_y), also of a vector of margins.
     """
 
     name: str
@@ -112,9 +172,14 @@ class Loss:
         return LOSSES.index(self.name), float(self.parameter or 0.0)
 
     @property
+    def multiclass(self) -> bool:
+        """Whether the margin is a vector, one number a class."""
+        return _KINDS[self.name].targets == "classes"
+
+    @property
     def lipschitz(self) -> float:
         """The largest \\|ℓ'\\|."""
-        return _KINDS[self.name].lipschitz(self.key[1])
+        return float(lipschitz(*self.key))
 
     @property
     def smoothness(self) -> float:
@@ -139,6 +204,13 @@ class Loss:
             raise ValueError(f"Expected targets y for the {self.name} loss, found None.")
         targets = np.ascontiguousarray(_validate.vector("y", y, dim=n_examples))
         if wanted == "numbers":
+            return targets
+        if wanted == "classes":
+            strange = targets[~((targets >= 0) & (targets == np.floor(targets)))]
+            if strange.size:
+                raise ValueError(
+                    f"Expected classes 0, 1, 2, ... for the {self.name} loss, found {strange[0]!r}."
+                )
             return targets
         if np.isin(targets, (-1.0, 1.0)).all():
             return targets

@@ -14,11 +14,12 @@ Two queries over all rows learn every column's second moment, whatever its units
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
 from privagrad import _validate
 from privagrad._numba import kernel
@@ -33,46 +34,203 @@ from privagrad.tables import DenseRows, SparseRows
 LOWEST, OCTAVES = -40, 80
 """Exponents of 2 that are told apart: entries from 1e-12 to 1e12."""
 
-RANGES_SHARE, SQUARES_SHARE = 0.3, 0.15
-"""Parts of epsilon. Gaussian noise adds up in squares: together they cost the training 6 %."""
-
 # Octaves that the magnitude of a normal variable falls into, from 2^-3 σ to 2^2 σ.
 _SHAPE = np.array([0.10, 0.19, 0.30, 0.27, 0.04])
-_SHAPE_BELOW_SIGMA = 2  # σ is at the lower edge of the octave this many places after the first
-_SURE, _CERTAIN = 3.0, 5.0  # standard deviations of noise: for few and for many chances
+_SHAPE_BELOW_SIGMA = 2  # σ is at the upper edge of the octave this many places after the first
+_LIKELY, _SURE, _CERTAIN = 3.0, 4.0, 5.0  # standard deviations of noise, by number of chances
+_BOUND = 1.5  # a row's entries and squares, in units of the root of its number of entries
+_HIDDEN = 0.1  # part of the noise in a column's square that its spread may hide in
+_TAIL = 0.02  # of a column's entries may be larger than its range
+_NORM_BINS_PER_OCTAVE = 8
+
+
+class Share(NamedTuple):
+    """A query over all rows and the part of epsilon it may cost alone.
+
+    Gaussian noise adds up in squares: a part of 0.3 costs the training 5 % more noise.
+    """
+
+    purpose: str
+    part: float
+
+
+SCALES = (Share("ranges", 0.3), Share("moments", 0.15))
+COLUMNS = (
+    Share("ranges", 0.25),
+    Share("moments", 0.12),
+    Share("ranges around centres", 0.12),
+    Share("moments around centres", 0.12),
+)
+BOUNDED_COLUMNS = (Share("moments", 0.15),)
+TARGET = (
+    Share("target's range", 0.1),
+    Share("target's moments", 0.05),
+    Share("target's range around its centre", 0.1),
+    Share("target's moments around its centre", 0.05),
+)
+BOUNDED_TARGET = (Share("target's moments", 0.05),)
+NORMS = (Share("row norms", 0.06),)
 
 
 @dataclass(frozen=True)
 class Ranges:
-    """Per column: a power of two near its entries' size, and the share of rows where it is seen.
+    """What the votes tell about columns.
 
     Attributes
     ----------
-    scale : array of shape (d,)
+    scale : per column a power of two near the size of its entries that are not 0
+    top : per column a power of two that all but the largest entries are below
+    share : per column the share of rows where it is not 0
     row_norm : root of the number of non-zero entries of a row, averaged over rows
     """
 
     scale: Vector
+    top: Vector
+    share: Vector
     row_norm: float
 
 
-def moment_events(epsilon: float, delta: float, relation: Relation) -> list[GaussianEvent]:
-    """The two queries, with the noise that their shares of epsilon allow."""
-    shares = (("ranges", RANGES_SHARE), ("second moments", SQUARES_SHARE))
+@dataclass(frozen=True)
+class Columns:
+    """The affine map that makes columns comparable, (a_j - centre_j)/unit_j, and what it leaves.
+
+    Columns whose mean is beyond their spread are centred; in others 0 keeps its meaning, and the
+    unit is the size of an entry that is not 0. `moments` are E[((a_j - centre_j)/unit_j)²]: about 1
+    in dense columns, the share of non-zero entries in sparse ones.
+    """
+
+    centre: Vector
+    unit: Vector
+    moments: Vector
+
+
+def query_events(
+    shares: Iterable[Share], epsilon: float, delta: float, relation: Relation
+) -> list[GaussianEvent]:
+    """The queries, with the noise that their parts of epsilon allow."""
     double = 2.0 if relation == "replace-one" else 1.0
     events = []
-    for purpose, share in shares:
-        alone = PrivacyPlan.calibrate_event(GaussianEvent(1.0), share * epsilon, delta)
+    for purpose, part in shares:
+        alone = PrivacyPlan.calibrate_event(GaussianEvent(1.0), part * epsilon, delta)
         events.append(GaussianEvent(double * alone.noise_multiplier, purpose=purpose))
     return events
 
 
 def private_moments(
-    rows: DenseRows | SparseRows, events: list[GaussianEvent], source: RandomSource
+    rows: DenseRows | SparseRows, events: Sequence[GaussianEvent], source: RandomSource
 ) -> Vector:
-    """Second moments E[a_j²] of all columns, all positive, from the releases of `events`."""
+    """Second moments E[a_j²] of all columns, all positive, from the releases of `SCALES`."""
     ranges = private_ranges(rows, events[0].noise_multiplier, source)
-    return whitened_moments(rows, ranges, events[1].noise_multiplier, source)
+    _, squares, floor = whitened_moments(
+        rows, ranges.scale, ranges.row_norm, events[1].noise_multiplier, source
+    )
+    moments: Vector = ranges.scale**2 * np.maximum(squares, floor)
+    return moments
+
+
+def private_columns(
+    rows: DenseRows | SparseRows,
+    events: Sequence[GaussianEvent],
+    source: RandomSource,
+    always: bool = False,
+) -> Columns:
+    """Centres, units and moments of all columns from the releases of `COLUMNS`.
+
+    With those of `SCALES` nothing is centred; with `always` everything is.
+    """
+    noises = [event.noise_multiplier for event in events]
+    ranges = private_ranges(rows, noises[0], source)
+    means, squares, floor = whitened_moments(rows, ranges.scale, ranges.row_norm, noises[1], source)
+    share = np.clip(ranges.share, floor, 1.0)
+    size = _entry_size(squares, ranges.share, floor)
+    centred = len(events) > len(SCALES)
+    offset = np.flatnonzero(_is_offset(means, squares, floor) & centred | always)
+    centre = np.zeros(share.size)
+    centre[offset] = (ranges.scale * means)[offset]
+    unit, moments = ranges.scale * size, share
+    if offset.size:
+        # A spread too small to be seen from afar is believed only so far: where it is wrong, rows
+        # with the rare other values would be immense.
+        least = ranges.scale[offset] * math.sqrt(_HIDDEN * floor)
+        moved = rows.centred(offset, centre[offset])
+        near = private_ranges(moved, noises[2], source)
+        means, squares, floor = whitened_moments(moved, near.top, near.row_norm, noises[3], source)
+        centre[offset] += near.top * means
+        spread = near.top * np.sqrt(np.maximum(squares - means**2, floor))
+        unit[offset] = np.maximum(spread, least)
+        moments[offset] = 1.0
+    return Columns(centre, unit, moments)
+
+
+def bounded_columns(
+    rows: DenseRows | SparseRows,
+    low: Vector,
+    high: Vector,
+    event: GaussianEvent,
+    source: RandomSource,
+    centred: bool = True,
+    always: bool = False,
+) -> Columns:
+    """`private_columns` where public bounds of the columns are known: one release instead of four.
+
+    Entries must lie within the bounds.
+    """
+    offset = ((low > 0) | (high < 0)) & centred | always
+    centre = np.where(offset, (low + high) / 2, 0.0)
+    scale = np.maximum(high - centre, centre - low)
+    scale[scale == 0] = 1.0
+    everything = np.arange(centre.size)
+    moved = rows.centred(everything, centre) if offset.any() else rows
+    norm = math.sqrt(centre.size)
+    means, squares, floor = whitened_moments(moved, scale, norm, event.noise_multiplier, source)
+    offset |= _is_offset(means, squares, floor) & centred
+    spread = np.maximum(squares - np.where(offset, means**2, 0.0), floor)
+    return Columns(
+        np.where(offset, centre + scale * means, 0.0),
+        np.where(offset, scale * np.sqrt(spread), scale),
+        np.where(offset, 1.0, spread),
+    )
+
+
+def known_columns(
+    rows: DenseRows | SparseRows, centred: bool = True, always: bool = False
+) -> Columns:
+    """`private_columns` of rows that need no protection, exactly."""
+    n, dim = rows.shape
+    data, indices, _, dense = rows.flat
+    data = np.asarray(data, dtype=np.float64)
+    if dense:
+        table = data.reshape(n, dim)
+        count, means = np.count_nonzero(table, axis=0), table.mean(axis=0)
+        squares = np.square(table).mean(axis=0)
+    else:
+        count = np.bincount(indices[data != 0], minlength=dim)
+        means = np.bincount(indices, data, dim) / n
+        squares = np.bincount(indices, data**2, dim) / n
+    share = np.maximum(count, 1) / n
+    offset = np.flatnonzero(_is_offset(means, squares, 0.0) & centred | always)
+    centre, unit = np.zeros(dim), np.sqrt(squares / share)
+    centre[offset] = means[offset]
+    if offset.size:
+        unit[offset] = rows.centred(offset, centre[offset]).array.std(axis=0)
+        share[offset] = 1.0
+    unit[~(unit > 0)] = 1.0
+    return Columns(centre, unit, share)
+
+
+def _entry_size(squares: Vector, share: Vector, floor: float) -> Vector:
+    """Root mean square of the entries that are not 0: rare columns lean on all columns together."""
+    squares, share = np.maximum(squares, 0.0), np.clip(share, 0.0, 1.0)
+    clear = share > _CERTAIN * floor
+    common = squares[clear].sum() / share[clear].sum() if clear.any() else 1.0
+    weight = _CERTAIN * floor
+    size: Vector = np.sqrt((squares + weight * common) / (share + weight))
+    return np.clip(size, 0.25, 2.0)
+
+
+def _is_offset(means: Vector, squares: Vector, floor: float) -> NDArray[np.bool_]:
+    """Where the mean is clear of the noise and beyond the spread, m² > E[a²]/2."""
+    return (2 * means**2 > squares) & (np.abs(means) > _SURE * floor)
 
 
 def private_ranges(
@@ -95,37 +253,98 @@ def private_ranges(
     common = votes.sum(axis=0) > _SURE * noise * math.sqrt(dim)
     kept = np.where(common | (votes > _CERTAIN * noise), votes, 0.0)
     row_norm = float(np.clip(kept.sum(), 1.0, math.sqrt(dim)))
-    padded = np.pad(kept, ((0, 0), (_SHAPE.size - 1, 0)))
+    fits = _fit_shape(kept)
+    sure = fits > _SURE * noise * float(np.linalg.norm(_SHAPE))
+    if not sure.any():  # the best guess there is
+        kept = votes
+        fits = _fit_shape(kept)
+        sure = fits == fits.max()
+    octave = fits.argmax(axis=1)
+    found = sure.any(axis=1)
+    octave = np.where(found, octave, _cautious_octaves(votes, noise, octave[found]))
+    totals = kept.sum(axis=1)
+    shown = votes > np.maximum(_TAIL * totals[:, None], _CERTAIN * noise)
+    top = np.maximum(_highest(shown, octave), octave)
+    return Ranges(
+        2.0 ** (octave + LOWEST + 1), 2.0 ** (top + LOWEST + 1), totals * row_norm, row_norm
+    )
+
+
+def _fit_shape(votes: Vector) -> Vector:
+    """How well each octave is that of σ, columns × octaves."""
+    below, above = _SHAPE_BELOW_SIGMA, _SHAPE.size - 1 - _SHAPE_BELOW_SIGMA
+    padded = np.pad(votes, ((0, 0), (below, above)))
     windows = np.lib.stride_tricks.sliding_window_view(padded, _SHAPE.size, axis=1)
-    fits = windows @ _SHAPE  # dim × OCTAVES, by the octave the window ends in
-    best = fits.argmax(axis=1)
-    found = fits[np.arange(dim), best] > _SURE * noise * float(np.linalg.norm(_SHAPE))
-    octave = best - (_SHAPE.size - 1) + _SHAPE_BELOW_SIGMA
-    if found.any():
-        octave = np.where(found, octave, np.median(octave[found]))
-    return Ranges(2.0 ** (octave + LOWEST + 1), row_norm)
+    return np.asarray(windows @ _SHAPE)
+
+
+def _cautious_octaves(votes: Vector, noise: float, others: NDArray[np.int64]) -> Vector:
+    """For columns that show little: the octave of most others, or if they differ the highest.
+
+    A column taken for too large is lost, one taken for too small drowns the others: so a higher
+    octave that it seems to show counts more.
+    """
+    counts = np.bincount(others, minlength=OCTAVES)
+    usual = counts.argmax() if 2 * counts.max() > others.size else others.max()
+    shown = votes > _LIKELY * noise
+    return np.maximum(_highest(shown, usual), usual)
+
+
+def _highest(shown: NDArray[np.bool_], otherwise: Any) -> Vector:
+    """Per column the highest octave that is shown."""
+    highest = OCTAVES - 1 - shown[:, ::-1].argmax(axis=1)
+    return np.asarray(np.where(shown.any(axis=1), highest, otherwise))
 
 
 def whitened_moments(
-    rows: DenseRows | SparseRows, ranges: Ranges, noise_multiplier: float, source: RandomSource
-) -> Vector:
-    """E[a_j²] with every column in units of its scale; at least what the noise would hide.
+    rows: DenseRows | SparseRows,
+    scale: Vector,
+    row_norm: float,
+    noise_multiplier: float,
+    source: RandomSource,
+) -> tuple[Vector, Vector, float]:
+    """E[a_j] and E[a_j²] with every column in units of its scale, and what noise hides of both.
 
     Guarantees
     ----------
-    One Gaussian release of the noise multiplier: each row's squares, bounded to norm
-    2 · row_norm as a vector, contribute norm ≤ 1 after division by that.
+    One Gaussian release of the noise multiplier: each row's entries and their squares, bounded to
+    norm 1.5 · row_norm as one vector, contribute norm ≤ 1 after division by that.
     """
     n, dim = rows.shape
-    mechanism = GaussianSum(dim, noise_multiplier, n)
-    bound = 2.0 * ranges.row_norm
-    units = np.zeros(dim)
-    limit = 1 - (dim + 8) * ULP
-    _add_squares(*rows.flat, 1.0 / ranges.scale, 1.0 / bound, 1.0 / mechanism.grid, limit, units)
-    squares = _mean(mechanism, units, source) * bound
-    floor = noise_multiplier * bound / n
-    moments: Vector = ranges.scale**2 * np.maximum(squares, floor)
-    return moments
+    mechanism = GaussianSum(2 * dim, noise_multiplier, n)
+    bound = _BOUND * row_norm
+    units = np.zeros(2 * dim)
+    limit = 1 - (2 * dim + 8) * ULP
+    _add_powers(*rows.flat, 1.0 / scale, 1.0 / bound, 1.0 / mechanism.grid, limit, units)
+    powers = _mean(mechanism, units, source) * bound
+    return powers[:dim], powers[dim:], noise_multiplier * bound / n
+
+
+def private_norm(
+    rows: DenseRows | SparseRows,
+    scale: Vector,
+    noise_multiplier: float,
+    source: RandomSource,
+    quantile: float = 0.5,
+) -> float:
+    """A quantile of the rows' norms sqrt(Σ_j scale_j a_j²), rounded up to an eighth of an octave.
+
+    Guarantees
+    ----------
+    One Gaussian release of the noise multiplier: a row votes once, for its norm's eighth.
+    """
+    n = rows.shape[0]
+    size = OCTAVES * _NORM_BINS_PER_OCTAVE
+    mechanism = GaussianSum(size, noise_multiplier, n)
+    units = np.zeros(size)
+    whole = np.rint((1 - 8 * ULP) / mechanism.grid)
+    _vote_norms(*rows.flat, np.sqrt(scale), LOWEST, _NORM_BINS_PER_OCTAVE, whole, units)
+    votes = _mean(mechanism, units, source)
+    kept = np.where(votes > _SURE * noise_multiplier / n, votes, 0.0)
+    if not kept.any():
+        return math.sqrt(float(scale.sum()))
+    where = np.searchsorted(np.cumsum(kept), quantile * kept.sum())
+    return float(2.0 ** (LOWEST + (where + 1) / _NORM_BINS_PER_OCTAVE))
 
 
 def shaped_ellipsoid(moments: Vector, lipschitz: float, power: float) -> Ellipsoid:
@@ -204,20 +423,38 @@ def _vote(
 
 
 @kernel()
-def _add_squares(
+def _add_powers(
     data: Any, indices: Any, starts: Any, dense: Any, inverse: Any, factor: Any, units: Any,
     limit: Any, total: Any,
 ) -> None:  # fmt: skip
+    dim = inverse.size
     for i in range(starts.size - 1):
         first = starts[i] if dense else 0
         squares = 0.0
         for k in range(starts[i], starts[i + 1]):
-            value = (np.float64(data[k]) * inverse[indices[k - first]]) ** 2 * factor
-            squares += value * value
+            value = np.float64(data[k]) * inverse[indices[k - first]]
+            squares += (value * factor) ** 2 + (value * value * factor) ** 2
         norm = math.sqrt(squares)
         if not math.isfinite(norm):
             continue
         shrink = units if norm <= limit else units * limit / norm
         for k in range(starts[i], starts[i + 1]):
-            value = (np.float64(data[k]) * inverse[indices[k - first]]) ** 2 * factor
-            total[indices[k - first]] += np.rint(value * shrink)
+            j = indices[k - first]
+            value = np.float64(data[k]) * inverse[j]
+            total[j] += np.rint(value * factor * shrink)
+            total[dim + j] += np.rint(value * value * factor * shrink)
+
+
+@kernel()
+def _vote_norms(
+    data: Any, indices: Any, starts: Any, dense: Any, whitening: Any, lowest: Any, bins: Any,
+    vote: Any, total: Any,
+) -> None:  # fmt: skip
+    for i in range(starts.size - 1):
+        first = starts[i] if dense else 0
+        squares = 0.0
+        for k in range(starts[i], starts[i + 1]):
+            squares += (np.float64(data[k]) * whitening[indices[k - first]]) ** 2
+        if squares > 0.0 and math.isfinite(squares):
+            octave = math.floor((math.log2(squares) / 2 - lowest) * bins)
+            total[min(max(octave, 0), total.size - 1)] += vote

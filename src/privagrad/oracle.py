@@ -12,7 +12,7 @@ import numpy as np
 
 from privagrad._validate import Vector
 from privagrad.erm import RegularizedRisk
-from privagrad.geometry import Ellipsoid, Projection
+from privagrad.geometry import Ellipsoid
 from privagrad.glm import GlmGradients
 from privagrad.losses import Loss
 from privagrad.mechanism import GaussianSum, bounded_units
@@ -43,11 +43,10 @@ class GradientOracle:
         self,
         gradients: GlmGradients,
         setting: Setting,
-        projection: Projection,
         source: RandomSource,
         pool: Executor | None,
     ) -> None:
-        self.gradients, self.setting, self.projection = gradients, setting, projection
+        self.gradients, self.setting = gradients, setting
         self.source, self.pool = source, pool
         self.private = setting.noise_multiplier > 0
         self.mechanism = self._mechanism(setting.dim) if self.private else None
@@ -74,7 +73,7 @@ class GradientOracle:
             raise ValueError("Expected an ellipsoid to bound private gradients to, found None.")
         else:
             counts = self.gradients.add_bounded(
-                total, x, batch, ellipsoid, self.mechanism.grid, self.projection, self.pool
+                total, x, batch, ellipsoid, self.mechanism.grid, self.setting.projection, self.pool
             )
             self.mechanism.release(total, ellipsoid, self.source, self.pool)
         self._count(batch, *counts)
@@ -96,6 +95,11 @@ class GradientOracle:
         return mechanism.release(units, Ellipsoid.ball(dim, 1.0), self.source, self.pool)
 
     def minimum(self, ridge: float, smoothing: float, cover: float | None = None) -> Vector:
+        if self.loss.multiclass:
+            raise ValueError(
+                f"Expected a loss of one margin for a method that perturbs a minimiser, found "
+                f"{self.loss.name!r}: use 'pagan' or 'pasan'."
+            )
         bound = self.setting.radius if self.private else math.inf
         risk = RegularizedRisk(self.gradients, bound, ridge, smoothing)
         dim, n = self.setting.dim, self.setting.n_examples

@@ -20,7 +20,7 @@ _BLOCK = 2**14
 
 
 def batches(
-    sampling: Sampling, n_examples: int, batch_size: int, steps: int, generator: Generator
+    sampling: Sampling | None, n_examples: int, batch_size: int, steps: int, generator: Generator
 ) -> Iterator[Rows]:
     """`steps` batches of row numbers, in time and memory of the order of the batches alone.
 
@@ -29,7 +29,13 @@ def batches(
     ``"poisson"``: every row is in every batch independently with probability
     batch_size/n_examples; a batch may be empty. ``"with_replacement"``: batch_size independent
     uniform rows (the paper's). ``"without_replacement"``: a uniform subset of batch_size rows.
+    None: all rows, every time.
     """
+    if sampling is None:
+        everything = np.arange(n_examples)
+        for _ in range(steps):
+            yield everything[:]
+        return
     per_block = max(1, min(steps, _BLOCK // batch_size))
     for start in range(0, steps, per_block):
         count = min(per_block, steps - start)

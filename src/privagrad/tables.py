@@ -46,6 +46,18 @@ class DenseRows:
     def margins(self, x: Vector) -> Vector:
         return np.asarray(self.array @ x, dtype=np.float64)
 
+    def centred(self, columns: NDArray[Any], centre: Vector) -> DenseRows:
+        """These columns minus their centres."""
+        return DenseRows(np.ascontiguousarray(self.array[:, columns] - centre))
+
+    def standardized(self, centre: Vector, unit: Vector, constant: bool) -> DenseRows:
+        """(a_j - centre_j)/unit_j in all columns, and where asked for a last column of ones."""
+        n, dim = self.shape
+        table = np.ones((n, dim + constant), dtype=self.array.dtype)
+        np.subtract(self.array, centre, out=table[:, :dim], casting="same_kind")
+        table[:, :dim] /= unit.astype(table.dtype)
+        return DenseRows(table)
+
     @cached_property
     def kernel(self) -> tuple[Callable[..., tuple[int, int]], tuple[NDArray[Any], ...]]:
         """The function that adds gradients, and its first arguments."""
@@ -91,6 +103,31 @@ class SparseRows:
 
     def margins(self, x: Vector) -> Vector:
         return np.asarray(self.matrix @ x, dtype=np.float64)
+
+    def centred(self, columns: NDArray[Any], centre: Vector) -> DenseRows:
+        """These columns, with their zeros, minus their centres."""
+        return DenseRows(np.ascontiguousarray(self.matrix[:, columns].toarray() - centre))
+
+    def standardized(self, centre: Vector, unit: Vector, constant: bool) -> SparseRows:
+        """(a_j - centre_j)/unit_j in all columns, and where asked for a last column of ones.
+
+        Centred columns store all their entries; the others keep their zeros.
+        """
+        from scipy.sparse import csr_array, hstack
+
+        filled = np.flatnonzero(centre)
+        dense = self.centred(filled, centre[filled]).array / unit[filled]
+        factor = np.where(centre == 0, 1.0 / unit, 0.0)
+        n = self.shape[0]
+        scaled = (self.data * factor[self.indices]).astype(self.data.dtype)
+        kept = csr_array((scaled, self.indices, self.indptr), shape=self.shape, copy=True)
+        kept.eliminate_zeros()
+        spread = csr_array((np.ones(filled.size), filled, np.arange(filled.size + 1)),
+                           shape=(filled.size, self.dim))  # fmt: skip
+        table = kept + csr_array(dense) @ spread if filled.size else kept
+        if constant:
+            table = hstack([csr_array(table), csr_array(np.ones((n, 1)))], format="csr")
+        return _sparse(table)
 
     @cached_property
     def kernel(self) -> tuple[Callable[..., tuple[int, int]], tuple[NDArray[Any], ...]]:

@@ -1,6 +1,6 @@
 """The optimizers, one file each: adding one is a file and a line here."""
 
-from privagrad.methods._base import Method, Oracle, Setting
+from privagrad.methods._base import SCHEDULES, Method, Oracle, Schedule, Setting
 from privagrad.methods.adaclip import AdaCliP
 from privagrad.methods.adagrad import AdaGrad, DPAdaGrad
 from privagrad.methods.gep import GEP
@@ -13,7 +13,7 @@ from privagrad.methods.pdp_sgd import PDPSGD
 from privagrad.methods.sgd import DPSGD, SGD
 from privagrad.methods.subspace_adagrad import SubspaceAdaGrad
 
-__all__ = ["METHODS", "Method", "Oracle", "Setting"]
+__all__ = ["METHODS", "SCHEDULES", "Method", "Oracle", "Schedule", "Setting"]
 
 METHODS: dict[str, Method] = {
     method.name: method

@@ -10,13 +10,15 @@ from typing import Any, ClassVar, Literal, Protocol
 
 from privagrad._validate import Vector
 from privagrad.domains import Domain
-from privagrad.events import Event, GaussianEvent
-from privagrad.geometry import Ellipsoid
+from privagrad.events import GaussianEvent, Release
+from privagrad.geometry import Ellipsoid, Projection
 from privagrad.glm import GlmGradients
 from privagrad.losses import Loss
 from privagrad.sampling import Rows, Sampling
 
 Shape = Literal["none", "ball", "ellipsoid"]
+Schedule = Literal["constant", "linear"]
+SCHEDULES: tuple[Schedule, ...] = ("constant", "linear")
 
 
 @dataclass(frozen=True)
@@ -36,6 +38,13 @@ class Setting:
     n_examples: int = 1
     step_size: float = 1.0
     epsilon: float = math.inf
+    sampling: Sampling | None = "poisson"
+    projection: Projection = "radial"
+    schedule: Schedule = "constant"
+
+    def step_size_at(self, step: int) -> float:
+        """α of the step after `step` others: constant, or falling in a line towards 0."""
+        return self.step_size * (1 - step / self.steps if self.schedule == "linear" else 1)
 
     @property
     def epoch(self) -> int:
@@ -93,8 +102,8 @@ class Method(ABC):
     scale_power: ClassVar[float] = 0.0
 
     def events(
-        self, epsilon: float, n: int, batch_size: int, steps: int, sampling: Sampling
-    ) -> tuple[Event, ...]:
+        self, epsilon: float, n: int, batch_size: int, steps: int, sampling: Sampling | None
+    ) -> tuple[Release, ...]:
         """What it will release; the last one's noise multiplier is what calibration sets."""
         return (GaussianEvent(1.0, steps, sampling, n, batch_size, "gradients"),)
 

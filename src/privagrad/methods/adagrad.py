@@ -22,16 +22,27 @@ class _State:
 
 
 class AdaGrad(Method):
-    """x ← x - H_k⁻¹ g_k with H_k = diag(Σ_{i ≤ k} g_i g_iᵀ)^{1/2} / α, projected in ‖·‖_{H_k}."""
+    """x ← x - H_k⁻¹ g_k with H_k = diag(Σ_{i ≤ k} g_i g_iᵀ)^{1/2} / α, projected in ‖·‖_{H_k}.
+
+    With a `head_start` the sum begins at that part of what the noise of all steps will add to it:
+    then the first steps, which are mostly noise, do not have length α.
+    """
 
     name: ClassVar[str] = "adagrad"
     shape: ClassVar[Shape] = "none"
+
+    def __init__(self, head_start: float = 0.0) -> None:
+        self.head_start = head_start
 
     def default_step_size(self, domain: Domain, dim: int) -> float:
         return domain.max_diameter(dim)  # Theorem 2
 
     def start(self, setting: Setting) -> _State:
-        return _State(setting, np.zeros(setting.dim), np.empty(setting.dim))
+        squares = np.zeros(setting.dim)
+        if self.head_start and setting.ellipsoid:
+            noise = setting.noise_multiplier / setting.batch_size * setting.ellipsoid.noise_std
+            squares += self.head_start * setting.steps * noise**2
+        return _State(setting, squares, np.empty(setting.dim))
 
     def step(self, state: _State, x: Vector, gradient: Vector, step_size: float) -> Vector:
         _step(state.squares, state.metric, x, gradient, step_size)

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 
 from privagrad._validate import Vector
 from privagrad.erm import curvature
-from privagrad.events import Event, GaussianEvent, ObjectiveEvent
+from privagrad.events import GaussianEvent, ObjectiveEvent, Release
 from privagrad.losses import Loss
 from privagrad.methods._base import Oracle, Setting
 from privagrad.methods.output_perturbation import _PLAIN_RIDGE, OutputPerturbation
@@ -31,8 +31,8 @@ class ObjectivePerturbation(OutputPerturbation):
     name: ClassVar[str] = "objective-perturbation"
 
     def events(
-        self, epsilon: float, n: int, batch_size: int, steps: int, sampling: Sampling
-    ) -> tuple[Event, ...]:
+        self, epsilon: float, n: int, batch_size: int, steps: int, sampling: Sampling | None
+    ) -> tuple[Release, ...]:
         cover = GaussianEvent(_COVER, purpose="solver tolerance")
         return cover, ObjectiveEvent(1.0, _VOLUME_SHARE * epsilon)
 

@@ -18,7 +18,7 @@ import numpy as np
 from privagrad import _validate
 from privagrad._validate import Vector
 from privagrad.domains import Domain
-from privagrad.events import Event, GaussianEvent
+from privagrad.events import GaussianEvent, Release
 from privagrad.methods import sgd
 from privagrad.methods._base import Method, Oracle, Setting, Shape
 from privagrad.sampling import Rows, Sampling
@@ -39,8 +39,8 @@ class OutputPerturbation(Method):
         _validate.positive("smoothing", self.smoothing)
 
     def events(
-        self, epsilon: float, n: int, batch_size: int, steps: int, sampling: Sampling
-    ) -> tuple[Event, ...]:
+        self, epsilon: float, n: int, batch_size: int, steps: int, sampling: Sampling | None
+    ) -> tuple[Release, ...]:
         return (GaussianEvent(1.0, purpose="minimiser"),)
 
     def default_step_size(self, domain: Domain, dim: int) -> float:

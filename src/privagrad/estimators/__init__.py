@@ -1,0 +1,17 @@
+"""scikit-learn estimators that need no tuning: one epsilon pays for everything."""
+
+from privagrad.estimators.linear import (
+    PrivateHuberRegressor,
+    PrivateLinearSVC,
+    PrivateLogisticRegression,
+    PrivateQuantileRegressor,
+)
+from privagrad.estimators.search import PrivateSearch
+
+__all__ = [
+    "PrivateHuberRegressor",
+    "PrivateLinearSVC",
+    "PrivateLogisticRegression",
+    "PrivateQuantileRegressor",
+    "PrivateSearch",
+]
