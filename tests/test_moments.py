@@ -413,3 +413,33 @@ def test_algorithm3s_noise_is_the_papers():
         moments.algorithm3(np.ones((100, 4)), 2.0, 0.5, 1e-4, random_source(0))
     noises = [mechanism.noise_multiplier for mechanism, _, _ in made]
     assert noises == [3 * np.sqrt(np.log(3 / 1e-4)) / 0.5] * 3
+
+
+def test_public_rows_give_the_ellipsoid_for_nothing():
+    X, y, _ = absolute_regression(n=3000)
+    result = pg.minimize(
+        "absolute", X[:2000], y[:2000], epsilon=1.0, domain=pg.Box(-1, 1), batch_size=45,
+        steps=300, step_size=0.2, public=(X[2000:], y[2000:]), random_state=0,
+    )  # fmt: skip
+    assert [event.purpose for event in result.privacy.events] == ["gradients"]
+    assert np.abs(X @ result.x - y).mean() < 0.05
+    for kind in (X, csr_array(X)):
+        squares = np.square(X).mean(axis=0)
+        assert moments.known_moments(as_rows(kind)) == pytest.approx(
+            squares + np.median(squares) / 3000
+        )
+
+
+def test_history_improves_a_ball_at_no_cost():
+    """dp-adagrad from the same ball: 0.027; the events are the same."""
+    X, y, _ = absolute_regression()
+    losses, events = [], set()
+    for method in ("dp-adagrad", "pagan-history"):
+        result = pg.minimize(
+            "absolute", X, y, method=method, epsilon=1.0, ellipsoid=pg.Ellipsoid.ball(100, 0.5),
+            domain=pg.Box(-1, 1), batch_size=70, steps=1000, step_size=0.2, random_state=0,
+        )  # fmt: skip
+        losses.append(np.abs(X @ result.x - y).mean())
+        events.add(result.privacy.events)
+    assert losses[1] < 0.9 * losses[0]
+    assert len(events) == 1

@@ -77,13 +77,13 @@ def test_a_selection_composes_with_other_releases():
     assert both > alone
     plan = pg.PrivacyPlan((select,))
     assert plan.delta(alone) == pytest.approx(1e-5, rel=0.1)
+    fixed = SelectEvent((GaussianEvent(1.0, 1, "with_replacement", 100, 10),), 5.0)
     with pytest.raises(ValueError, match="beside a selection"):
-        inner = GaussianEvent(1.0, 1, "with_replacement", 100, 10)
-        pg.PrivacyPlan((SelectEvent((inner,), 5.0),)).epsilon(1e-5)
+        pg.PrivacyPlan((fixed,)).epsilon(1e-5)
 
 
 def test_papernot_and_steinkes_bound_by_hand():
-    """Theorem 2 at η = 1 for one Gaussian: ε(λ) + 2 (1 - 1/λ̂) ε(λ̂) + 2 log(1/γ)/λ̂ + log E K/(λ - 1).
+    """Theorem 2 at η = 1: ε(λ) + 2 (1 - 1/λ̂) ε(λ̂) + 2 log(1/γ)/λ̂ + log E[K]/(λ - 1), ε = λ/2z².
 
     γ = 1/mean for the geometric distribution; the best λ and λ̂ over a grid, then to (ε, δ).
     """

@@ -22,11 +22,17 @@ from privagrad.geometry import PROJECTIONS, Ellipsoid, Projection
 from privagrad.glm import GlmGradients
 from privagrad.losses import Loss
 from privagrad.methods import METHODS, SCHEDULES, Method, Oracle, Schedule, Setting
-from privagrad.moments import SCALES, private_moments, query_events, shaped_ellipsoid
+from privagrad.moments import (
+    SCALES,
+    known_moments,
+    private_moments,
+    query_events,
+    shaped_ellipsoid,
+)
 from privagrad.noise import RandomSource, RandomState, random_source
 from privagrad.oracle import Diagnostics, GradientOracle
 from privagrad.sampling import SAMPLINGS, Rows, Sampling, batches
-from privagrad.tables import as_rows
+from privagrad.tables import as_rows, as_targets
 
 Callback = Callable[[int, Vector], object]
 
@@ -91,7 +97,7 @@ def minimize(
     epsilon, delta : the budget; ``epsilon=float("inf")`` means no noise and no clipping
     ellipsoid : what gradients are bounded to, and the shape of the noise. Methods with A = I take
         its radius alone. Its scale and radius must not come from these rows unless privately; with
-        None they do, from two queries paid out of epsilon.
+        None they come from `public` rows, or else from two queries paid out of epsilon.
     domain : the set to optimise over, default `WholeSpace()`
     batch_size : expected rows a step, default max(√n, n/100)
     steps : default (n / batch_size)², as in Lemma 1
@@ -100,7 +106,8 @@ def minimize(
     sampling : "poisson", "with_replacement" (the paper's) or "without_replacement"
     projection : "radial"; "euclidean" for the paper's π_A; "rows" shrinks a row by what the
         largest possible slope would need, so that quantiles and probabilities keep their balance
-    public : (X, y) of rows that need no protection, for the methods that learn from them
+    public : (X, y) of rows that need no protection, for the ellipsoid and for the methods that
+        learn from them
     x0 : where to start, default the domain's point next to 0
     random_state : None for the secure source; a seed makes a run repeatable and NOT private
     callback : called as ``callback(k, x)`` after step k = 1, 2, ...; x is the loop's own array,
@@ -132,19 +139,20 @@ def minimize(
     steps = _validate.whole("steps", round((n / batch_size) ** 2) if steps is None else steps)
     step_size = _step_size(step_size, rule, domain, dim)
     x = domain.project(np.zeros(dim) if x0 is None else _validate.vector("x0", x0, dim=dim))
-    shown = _public_gradients(rule, kind, public, dim)
+    shown = _public_gradients(rule, kind, public, gradients)
     source = random_source(random_state)
 
     plan = None
     if _is_private(rule, epsilon):
         budget, delta = float(epsilon or 0), _validate.delta_of(delta, n)
         queries: list[GaussianEvent] = []
-        if ellipsoid is None:
+        if ellipsoid is None and shown is None:
             queries = query_events(SCALES, budget, delta, relation_of(sampling))
         *others, training = rule.events(budget, n, batch_size, steps, sampling)
         plan = PrivacyPlan.calibrate_event(training, budget, delta, [*queries, *others])
         if ellipsoid is None:
-            moments = np.tile(private_moments(rows, queries, source), gradients.outputs)
+            known = known_moments(shown.rows) if shown else private_moments(rows, queries, source)
+            moments = np.tile(known, gradients.outputs)
             ellipsoid = shaped_ellipsoid(moments, kind.lipschitz, rule.scale_power)
         ellipsoid = rule.ellipsoid(_given_ellipsoid(ellipsoid, dim))
     setting = Setting(
@@ -229,19 +237,22 @@ def _known(name: object) -> str:
 
 
 def _public_gradients(
-    method: Method, loss: Loss, public: tuple[Any, Any] | None, dim: int
+    method: Method, loss: Loss, public: tuple[Any, Any] | None, private: GlmGradients
 ) -> GlmGradients | None:
-    if not method.needs_public:
-        return None
     if public is None:
-        raise ValueError(
-            f"Expected public=(X, y) for {method.name!r}, found None: give rows that need no "
-            "protection, from the same source as the private ones."
-        )
+        if method.needs_public:
+            raise ValueError(
+                f"Expected public=(X, y) for {method.name!r}, found None: give rows that need no "
+                "protection, from the same source as the private ones."
+            )
+        return None
     rows = as_rows(public[0])
-    if rows.shape[1] != dim:
-        raise ValueError(f"Expected public rows of {dim} columns, found {rows.shape[1]}.")
-    return GlmGradients.of(loss, rows, public[1])
+    if rows.shape[1] != private.rows.shape[1]:
+        raise ValueError(
+            f"Expected public rows of {private.rows.shape[1]} columns, found {rows.shape[1]}."
+        )
+    targets = loss.targets(as_targets(public[1]), rows.shape[0])
+    return GlmGradients(loss, rows, targets, private.outputs)
 
 
 def _is_private(method: Method, epsilon: float | None) -> bool:

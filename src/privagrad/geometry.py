@@ -93,9 +93,10 @@ class Ellipsoid:
         scale.setflags(write=False)
         object.__setattr__(self, "scale", scale)
         object.__setattr__(self, "radius", radius)
-        if not (np.isfinite(self.whitening).all() and (self.whitening > 0).all()):
+        # Beyond these a bounded gradient in units of the grid could overflow.
+        if not ((self.whitening > 1e-280) & (self.whitening < 1e280)).all():
             raise ValueError(
-                "Expected sqrt(scale)/radius to be a positive finite number in every coordinate, "
+                "Expected sqrt(scale)/radius from 1e-280 to 1e280 in every coordinate, "
                 f"found scale from {scale.min():g} to {scale.max():g} at radius {radius:g}. "
                 "Rescale the columns of the data first."
             )

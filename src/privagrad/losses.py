@@ -101,7 +101,7 @@ def lipschitz(code: int, parameter: float) -> float:
         return parameter
     if code == _QUANTILE:
         return max(parameter, 1.0 - parameter)
-    if code == _SOFTMAX or code == _MULTI:
+    if code in (_SOFTMAX, _MULTI):
         return _SQRT2
     return 1.0
 

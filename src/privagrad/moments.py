@@ -197,16 +197,7 @@ def known_columns(
 ) -> Columns:
     """`private_columns` of rows that need no protection, exactly."""
     n, dim = rows.shape
-    data, indices, _, dense = rows.flat
-    data = np.asarray(data, dtype=np.float64)
-    if dense:
-        table = data.reshape(n, dim)
-        count, means = np.count_nonzero(table, axis=0), table.mean(axis=0)
-        squares = np.square(table).mean(axis=0)
-    else:
-        count = np.bincount(indices[data != 0], minlength=dim)
-        means = np.bincount(indices, data, dim) / n
-        squares = np.bincount(indices, data**2, dim) / n
+    count, means, squares = _exact_powers(rows)
     share = np.maximum(count, 1) / n
     offset = np.flatnonzero(_is_offset(means, squares, 0.0) & centred | always)
     centre, unit = np.zeros(dim), np.sqrt(squares / share)
@@ -216,6 +207,30 @@ def known_columns(
         share[offset] = 1.0
     unit[~(unit > 0)] = 1.0
     return Columns(centre, unit, share)
+
+
+def known_moments(rows: DenseRows | SparseRows) -> Vector:
+    """E[a_j²] of rows that need no protection, plus one pseudo-row of typical size: never 0."""
+    _, _, squares = _exact_powers(rows)
+    typical = float(np.median(squares[squares > 0])) if squares.any() else 1.0
+    return np.asarray(squares + typical / rows.shape[0])
+
+
+def _exact_powers(rows: DenseRows | SparseRows) -> tuple[Vector, Vector, Vector]:
+    """How many entries of each column are not 0, and their first and second moments."""
+    n, dim = rows.shape
+    data, indices, _, dense = rows.flat
+    values = np.asarray(data, dtype=np.float64)
+    if dense:
+        table = values.reshape(n, dim)
+        return (
+            np.count_nonzero(table, axis=0).astype(np.float64),
+            table.mean(axis=0),
+            np.square(table).mean(axis=0),
+        )
+    powers = (values != 0, values, np.square(values))
+    count, means, squares = (np.bincount(indices, power, dim) for power in powers)
+    return np.asarray(count, dtype=np.float64), means / n, squares / n
 
 
 def _entry_size(squares: Vector, share: Vector, floor: float) -> Vector:

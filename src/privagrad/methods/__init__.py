@@ -4,6 +4,7 @@ from privagrad.methods._base import SCHEDULES, Method, Oracle, Schedule, Setting
 from privagrad.methods.adaclip import AdaCliP
 from privagrad.methods.adagrad import AdaGrad, DPAdaGrad
 from privagrad.methods.gep import GEP
+from privagrad.methods.history import HistoryPAGAN
 from privagrad.methods.mirror_descent import MirrorDescent
 from privagrad.methods.objective_perturbation import ObjectivePerturbation
 from privagrad.methods.output_perturbation import OutputPerturbation
@@ -24,6 +25,7 @@ METHODS: dict[str, Method] = {
         DPAdaGrad(),
         PASAN(),
         PAGAN(),
+        HistoryPAGAN(),
         PDPSGD(),
         AdaCliP(),
         GEP(),

@@ -15,7 +15,7 @@ from privagrad.methods._base import Method, Setting, Shape
 
 
 @dataclass
-class _State:
+class State:
     setting: Setting
     squares: Vector
     metric: Vector
@@ -37,14 +37,14 @@ class AdaGrad(Method):
     def default_step_size(self, domain: Domain, dim: int) -> float:
         return domain.max_diameter(dim)  # Theorem 2
 
-    def start(self, setting: Setting) -> _State:
+    def start(self, setting: Setting) -> State:
         squares = np.zeros(setting.dim)
         if self.head_start and setting.ellipsoid:
             noise = setting.noise_multiplier / setting.batch_size * setting.ellipsoid.noise_std
             squares += self.head_start * setting.steps * noise**2
-        return _State(setting, squares, np.empty(setting.dim))
+        return State(setting, squares, np.empty(setting.dim))
 
-    def step(self, state: _State, x: Vector, gradient: Vector, step_size: float) -> Vector:
+    def step(self, state: State, x: Vector, gradient: Vector, step_size: float) -> Vector:
         _step(state.squares, state.metric, x, gradient, step_size)
         return state.metric
 
