@@ -140,7 +140,11 @@ class PrivateLogisticRegression(_PrivateLinearClassifier):
     _multiclass_loss = "softmax"
 
     def predict_proba(self, X: Any) -> NDArray[np.float64]:
-        """Probabilities of the classes, of shape (n, k)."""
+        """Probabilities of the classes, of shape (n, k).
+
+        Bounding gradients makes rare classes look rarer than they are; ``radius=1`` is closer to
+        true probabilities, with more noise.
+        """
         margins = self.decision_function(X)
         if margins.ndim == 1:
             right = expit(margins)
