@@ -15,7 +15,7 @@ from privagrad.estimators._base import default_delta
 RADII = (0.1, 0.3, 1.0, 3.0)
 """Bounds on gradients, in true median norms of a row."""
 
-STEP_SIZES = tuple(10.0 ** (k / 2) for k in range(-4, 5))
+STEP_SIZES = tuple(10.0 ** (k / 2) for k in range(-6, 5))
 """In inverse true median norms of a row."""
 
 Fit = Callable[[float, float], np.ndarray]

@@ -15,7 +15,7 @@ from sklearn.preprocessing import FunctionTransformer
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 import privagrad as pg
-from privagrad import mechanism, moments
+from privagrad import mechanism, moments, oracle, queries
 from privagrad.estimators import _recipe
 from privagrad.experiments.problems import absolute_regression
 from privagrad.mechanism import GaussianSum
@@ -155,9 +155,7 @@ class Recorded(GaussianSum):
 @pytest.mark.parametrize("cls", ALL)
 def test_every_release_is_an_event_of_the_report(cls, fit_intercept, bounds, monkeypatch):
     """Also the other way round: leaving any event out would understate epsilon."""
-    from privagrad import oracle
-
-    for room in (moments, oracle, mechanism):
+    for room in (moments, queries, oracle, mechanism):
         monkeypatch.setattr(room, "GaussianSum", Recorded)
     Recorded.made = []
     X, signal = table(n=400)

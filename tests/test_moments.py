@@ -9,7 +9,7 @@ from hypothesis.extra.numpy import arrays
 from scipy.sparse import csr_array
 
 import privagrad as pg
-from privagrad import moments, theory
+from privagrad import moments, queries, theory
 from privagrad.experiments.problems import absolute_regression
 from privagrad.mechanism import GaussianSum
 from privagrad.noise import random_source
@@ -42,16 +42,17 @@ def recorded():
             return after
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(moments, "GaussianSum", Recorded)
+        for room in (moments, queries):
+            patch.setattr(room, "GaussianSum", Recorded)
         yield made
 
 
 QUERIES = {
-    "votes": lambda rows, noise, scale, norm: moments.private_ranges(rows, noise, random_source(0)),
-    "powers": lambda rows, noise, scale, norm: moments.whitened_moments(
+    "votes": lambda rows, noise, scale, norm: queries.private_ranges(rows, noise, random_source(0)),
+    "powers": lambda rows, noise, scale, norm: queries.whitened_moments(
         rows, scale, norm, noise, random_source(0)
     ),
-    "norms": lambda rows, noise, scale, norm: moments.private_norm(
+    "norms": lambda rows, noise, scale, norm: queries.private_norm(
         rows, scale, noise, random_source(0)
     ),
 }
@@ -105,7 +106,7 @@ def test_first_and_second_moments_share_one_norm():
         a = size * np.array([1.0, -2.0, 0.0])
         with recorded() as made:
             # With a noise multiplier of 1 and one row the noise is as large as the bound.
-            bound = moments.whitened_moments(rows_of(a[None]), scale, 1.0, 1.0, random_source(0))[2]
+            bound = queries.whitened_moments(rows_of(a[None]), scale, 1.0, 1.0, random_source(0))[2]
         ((mechanism, units, _),) = made
         powers = np.concatenate([a / scale, (a / scale) ** 2])
         expected = powers / max(bound, np.linalg.norm(powers))
@@ -116,12 +117,12 @@ def test_every_release_has_the_noise_its_event_names():
     """What a release gives, less what it was handed, is its noise."""
     source = random_source(0)
     shares = (*moments.COLUMNS, *moments.BOUNDED_COLUMNS, *moments.NORMS)
-    events = moments.query_events(shares, 1.0, 1e-4, "add-or-remove-one")
+    events = queries.query_events(shares, 1.0, 1e-4, "add-or-remove-one")
     rows = rows_of(np.random.default_rng(0).normal(5, 1, (60, 300)))
     with recorded() as made:
         moments.private_columns(rows, events[:4], source, always=True)
         moments.bounded_columns(rows, np.full(300, -5.0), np.full(300, 15.0), events[4], source)
-        moments.private_norm(rows, np.ones(300), events[5].noise_multiplier, source)
+        queries.private_norm(rows, np.ones(300), events[5].noise_multiplier, source)
     assert len(made) == len(events)
     for (mechanism, units, released), event in zip(made, events, strict=True):
         assert mechanism.noise_multiplier == event.noise_multiplier
@@ -131,7 +132,7 @@ def test_every_release_has_the_noise_its_event_names():
 def test_the_floor_is_the_noise_of_the_moments():
     rows = rows_of(np.zeros((50, 300)))
     for norm, noise in ((1.0, 3.0), (4.0, 0.5)):
-        means, squares, floor = moments.whitened_moments(
+        means, squares, floor = queries.whitened_moments(
             rows, np.ones(300), norm, noise, random_source(0)
         )
         assert_scale(means, floor)
@@ -150,7 +151,7 @@ def test_the_queries_have_the_noise_that_the_report_names(sampling):
     assert [event.purpose for event in events] == ["ranges", "moments", "gradients"]
     released = [(query.dim, query.noise_multiplier, query.batch_size) for query, _, _ in made]
     assert released == [
-        (6 * moments.OCTAVES, events[0].noise_multiplier, 400),
+        (6 * queries.OCTAVES, events[0].noise_multiplier, 400),
         (2 * 6, events[1].noise_multiplier, 400),
     ]
     assert result.privacy.epsilon <= 2.0
@@ -161,7 +162,7 @@ def test_the_queries_have_the_noise_that_the_report_names(sampling):
 @pytest.mark.parametrize("relation", ["add-or-remove-one", "replace-one"])
 @pytest.mark.parametrize("shares", [moments.SCALES, moments.COLUMNS, moments.NORMS], ids=len)
 def test_a_part_of_the_budget_costs_its_part_alone(shares, relation):
-    events = moments.query_events(shares, 1.0, 1e-5, relation)
+    events = queries.query_events(shares, 1.0, 1e-5, relation)
     rare = pg.GaussianEvent(1e6, 1, "without_replacement", 10**6, 1)
     padding = (rare,) if relation == "replace-one" else ()
     for event, (purpose, part) in zip(events, shares, strict=True):
@@ -178,7 +179,7 @@ def test_scales_are_found_at_epsilon_one_whatever_the_units(units, layout):
         factor = 10.0 ** np.random.default_rng(1).uniform(-6, 6, sigma.size)
         X, sigma = X * factor, sigma * factor
     rows = as_rows(csr_array(X) if layout == "csr" else X)
-    events = moments.query_events(moments.SCALES, 1.0, 1e-5, "add-or-remove-one")
+    events = queries.query_events(moments.SCALES, 1.0, 1e-5, "add-or-remove-one")
     for seed in range(3):
         estimated = np.sqrt(moments.private_moments(rows, events, random_source(seed)))
         assert np.abs(np.log2(estimated / sigma)).max() < 1
@@ -188,7 +189,7 @@ def test_sparse_columns_get_their_frequencies():
     rng = np.random.default_rng(0)
     rate = np.geomspace(0.5, 0.02, 40)
     X = csr_array((rng.uniform(size=(20_000, 40)) < rate).astype(float))
-    events = moments.query_events(moments.SCALES, 1.0, 1e-6, "add-or-remove-one")
+    events = queries.query_events(moments.SCALES, 1.0, 1e-6, "add-or-remove-one")
     estimated = moments.private_moments(as_rows(X), events, random_source(0))
     off = np.abs(np.log2(estimated / rate))
     assert off[rate > 0.1].max() < 1
@@ -196,7 +197,7 @@ def test_sparse_columns_get_their_frequencies():
 
 
 def test_nothing_to_see_gives_something_positive():
-    events = moments.query_events(moments.SCALES, 0.1, 1e-3, "add-or-remove-one")
+    events = queries.query_events(moments.SCALES, 0.1, 1e-3, "add-or-remove-one")
     for X in (np.zeros((50, 3)), np.full((50, 3), np.nan), np.ones((1, 1))):
         estimated = moments.private_moments(as_rows(X), events, random_source(0))
         assert np.isfinite(estimated).all()
@@ -204,7 +205,7 @@ def test_nothing_to_see_gives_something_positive():
 
 
 def columns_at_epsilon_one(X, layout="dense", seed=0):
-    events = moments.query_events(moments.COLUMNS, 1.0, 1e-6, "add-or-remove-one")
+    events = queries.query_events(moments.COLUMNS, 1.0, 1e-6, "add-or-remove-one")
     return moments.private_columns(rows_of(X, layout), events, random_source(seed))
 
 
@@ -271,18 +272,18 @@ def test_only_what_is_centred_is_asked_about_twice():
     rng = np.random.default_rng(0)
     X = rng.normal(0, 1, (2000, 3))
     for offset, always, releases in ((0.0, False, 2), (9.0, False, 4), (0.0, True, 4)):
-        events = moments.query_events(moments.COLUMNS, 4.0, 1e-5, "add-or-remove-one")
+        events = queries.query_events(moments.COLUMNS, 4.0, 1e-5, "add-or-remove-one")
         with recorded() as made:
             found = moments.private_columns(rows_of(X + offset), events, random_source(0), always)
         assert len(made) == releases
         assert bool(found.centre.all()) == (releases == 4)
-    events = moments.query_events(moments.SCALES, 4.0, 1e-5, "add-or-remove-one")
+    events = queries.query_events(moments.SCALES, 4.0, 1e-5, "add-or-remove-one")
     assert not moments.private_columns(rows_of(X + 9.0), events, random_source(0)).centre.any()
 
 
 def test_strange_columns_give_something_finite_and_positive():
-    events = moments.query_events(moments.COLUMNS, 0.1, 1e-3, "add-or-remove-one")
-    bound = moments.query_events(moments.BOUNDED_COLUMNS, 0.1, 1e-3, "add-or-remove-one")[0]
+    events = queries.query_events(moments.COLUMNS, 0.1, 1e-3, "add-or-remove-one")
+    bound = queries.query_events(moments.BOUNDED_COLUMNS, 0.1, 1e-3, "add-or-remove-one")[0]
     for X in (np.zeros((50, 3)), np.full((50, 3), np.nan), np.ones((1, 3)), np.full((9, 3), 1e300)):
         rows = rows_of(X)
         for found in (
@@ -293,7 +294,7 @@ def test_strange_columns_give_something_finite_and_positive():
             assert np.isfinite([found.centre, found.unit, found.moments]).all()
             assert (found.unit > 0).all()
             assert (found.moments > 0).all()
-        norm = moments.private_norm(rows, np.ones(3), 10.0, random_source(0))
+        norm = queries.private_norm(rows, np.ones(3), 10.0, random_source(0))
         assert 0 < norm < np.inf
 
 
@@ -305,7 +306,7 @@ def test_public_bounds_replace_three_of_four_releases(layout):
          rng.uniform(-3, 3, n), np.full(n, 5.0)]
     )  # fmt: skip
     low, high = np.array([10, 0, 0, -3, 5.0]), np.array([20, 1, 100, 3, 5.0])
-    event = moments.query_events(moments.BOUNDED_COLUMNS, 1.0, 1e-6, "add-or-remove-one")[0]
+    event = queries.query_events(moments.BOUNDED_COLUMNS, 1.0, 1e-6, "add-or-remove-one")[0]
     with recorded() as made:
         found = moments.bounded_columns(rows_of(X, layout), low, high, event, random_source(0))
     assert [query.noise_multiplier for query, _, _ in made] == [event.noise_multiplier]
@@ -351,9 +352,9 @@ def test_the_private_norm_is_a_quantile_up_to_an_eighth_of_an_octave_or_two(layo
     X[rng.uniform(size=X.shape) < 0.3] = 0.0
     scale = np.geomspace(1, 1e-4, 20)
     truth = np.quantile(np.sqrt(np.square(X) @ scale), quantile)
-    (event,) = moments.query_events(moments.NORMS, 1.0, 1e-6, "add-or-remove-one")
+    (event,) = queries.query_events(moments.NORMS, 1.0, 1e-6, "add-or-remove-one")
     for seed in range(3):
-        found = moments.private_norm(
+        found = queries.private_norm(
             rows_of(X, layout), scale, event.noise_multiplier, random_source(seed), quantile
         )
         assert abs(np.log2(found / truth)) <= 2 / 8

@@ -22,15 +22,10 @@ from privagrad.geometry import PROJECTIONS, Ellipsoid, Projection
 from privagrad.glm import GlmGradients
 from privagrad.losses import Loss
 from privagrad.methods import METHODS, SCHEDULES, Method, Oracle, Schedule, Setting
-from privagrad.moments import (
-    SCALES,
-    known_moments,
-    private_moments,
-    query_events,
-    shaped_ellipsoid,
-)
+from privagrad.moments import SCALES, known_moments, private_moments, shaped_ellipsoid
 from privagrad.noise import RandomSource, RandomState, random_source
 from privagrad.oracle import Diagnostics, GradientOracle
+from privagrad.queries import query_events
 from privagrad.sampling import SAMPLINGS, Rows, Sampling, batches
 from privagrad.tables import as_rows, as_targets
 
@@ -91,7 +86,8 @@ def minimize(
     ----------
     loss : "absolute", "logistic", "hinge", "huber", "quantile", "linear", or a `Loss`
     X : array, CSR matrix, or pandas or Polars frame of numbers, of shape (n, d)
-    y : targets of shape (n,); None for the linear loss
+    y : targets of shape (n,); None for the linear loss; classes 0, 1, 2, ... for the losses of
+        several classes, of which the highest is taken as public
     method : "pagan", "pasan", "dp-adagrad", "dp-sgd", the non-private "adagrad", "sgd", any other
         name of `privagrad.methods.METHODS`, or a method object with its own settings
     epsilon, delta : the budget; ``epsilon=float("inf")`` means no noise and no clipping
@@ -130,6 +126,11 @@ def minimize(
     _validate.choice("schedule", schedule, SCHEDULES)
     rows = as_rows(X)
     kind = loss if isinstance(loss, Loss) else Loss(loss)
+    if rule.one_shot and kind.multiclass:
+        raise ValueError(
+            f"Expected a loss of one margin for {rule.name!r}, which perturbs a minimiser; found "
+            f"{kind.name!r}: use 'pagan' or 'pasan'."
+        )
     gradients = GlmGradients.of(kind, rows, y)
     n, dim = rows.shape[0], gradients.dim
     domain = WholeSpace() if domain is None else domain

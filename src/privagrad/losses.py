@@ -206,7 +206,8 @@ class Loss:
         if wanted == "numbers":
             return targets
         if wanted == "classes":
-            strange = targets[~((targets >= 0) & (targets == np.floor(targets)))]
+            whole = np.isfinite(targets) & (targets == np.floor(targets))
+            strange = targets[~(whole & (targets >= 0))]
             if strange.size:
                 raise ValueError(
                     f"Expected classes 0, 1, 2, ... for the {self.name} loss, found {strange[0]!r}."

@@ -95,11 +95,6 @@ class GradientOracle:
         return mechanism.release(units, Ellipsoid.ball(dim, 1.0), self.source, self.pool)
 
     def minimum(self, ridge: float, smoothing: float, cover: float | None = None) -> Vector:
-        if self.loss.multiclass:
-            raise ValueError(
-                f"Expected a loss of one margin for a method that perturbs a minimiser, found "
-                f"{self.loss.name!r}: use 'pagan' or 'pasan'."
-            )
         bound = self.setting.radius if self.private else math.inf
         risk = RegularizedRisk(self.gradients, bound, ridge, smoothing)
         dim, n = self.setting.dim, self.setting.n_examples

@@ -21,6 +21,7 @@ from privagrad.losses import Loss
 from privagrad.methods import Setting
 from privagrad.moments import Columns
 from privagrad.noise import RandomSource
+from privagrad.queries import Share, private_norm, query_events
 from privagrad.tables import DenseRows, SparseRows
 
 Bounds = tuple[Vector, Vector]
@@ -46,7 +47,7 @@ class Problem:
     def dim(self) -> int:
         return (self.rows.shape[1] + self.intercept) * self.outputs
 
-    def queries(self) -> list[moments.Share]:
+    def queries(self) -> list[Share]:
         """What is asked before the training, over all rows."""
         if self.bounds is not None:
             shares = list(moments.BOUNDED_COLUMNS)
@@ -103,7 +104,7 @@ def plan_fit(problem: Problem, epsilon: float, delta: float, choices: Choices) -
     queries: list[GaussianEvent] = []
     privacy, noise = None, 0.0
     if not math.isinf(epsilon):
-        queries = moments.query_events(problem.queries(), epsilon, delta, "add-or-remove-one")
+        queries = query_events(problem.queries(), epsilon, delta, "add-or-remove-one")
         training = GaussianEvent(1.0, steps, batches.sampling, n, batches.size, "gradients")
         privacy = PrivacyPlan.calibrate_event(training, epsilon, delta, queries)
         noise = _recipe.relative_noise(privacy.noise_multiplier, batches.size, steps, problem.dim)
@@ -133,7 +134,7 @@ def run_fit(
     scale = sizes ** (_recipe.METHOD.scale_power / 2)
     ellipsoid = None
     if plan.privacy:
-        norm = moments.private_norm(table, scale, queries.pop().noise_multiplier, source)
+        norm = private_norm(table, scale, queries.pop().noise_multiplier, source)
         radius = plan.radius * problem.loss.lipschitz * norm
         ellipsoid = Ellipsoid(np.tile(scale, problem.outputs), radius)
     setting = Setting(

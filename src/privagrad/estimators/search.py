@@ -18,8 +18,8 @@ from privagrad.estimators._base import PrivateLinearEstimator, default_delta, es
 from privagrad.events import GaussianEvent, SelectEvent
 from privagrad.geometry import Ellipsoid
 from privagrad.mechanism import GaussianSum
-from privagrad.moments import Share, query_events
 from privagrad.noise import RandomSource, RandomState
+from privagrad.queries import Share, query_events
 
 _SCORED = 0.2
 _SCORE = (Share("score", 0.15),)
