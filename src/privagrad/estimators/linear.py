@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from typing import Any
 
 import numpy as np
@@ -171,8 +172,9 @@ class PrivateLinearSVC(_PrivateLinearClassifier):
 class _PrivateLinearRegressor(RegressorMixin, PrivateLinearEstimator):  # type: ignore[misc]
     target_bounds: BoundsLike
 
+    @abstractmethod
     def _loss(self) -> Loss:
-        raise NotImplementedError
+        """What is minimised."""
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
