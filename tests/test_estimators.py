@@ -212,8 +212,9 @@ def test_bad_input_is_named(cls):
         cls().fit(X, y)
     with pytest.raises(ValueError, match="in column 1"):
         cls().fit(csr_matrix(X), y)
-    with pytest.raises(ValueError, match="could not convert string"):
-        cls().fit(pd.DataFrame({"city": ["Bern"] * 50}), y)
+    for frame in (pd.DataFrame, pl.DataFrame, pa.table):
+        with pytest.raises(ValueError, match=r"other things in 'city'.*one-hot"):
+            cls().fit(frame({"age": [40.0] * 50, "city": ["Bern"] * 50}), y)
     with pytest.raises(ValueError, match=r"no sample_weight.*privacy of heavy rows"):
         cls().fit(X[:, :1], y, sample_weight=np.ones(50))
     with pytest.raises(TypeError, match="unexpected keyword"):

@@ -176,19 +176,24 @@ def as_targets(y: Any) -> Any:
     return array[:, 0] if array.ndim == 2 and array.shape[1] == 1 else array
 
 
+def strange_columns(X: Any) -> str:
+    """Names and types of a frame's columns that do not hold numbers; "" where all do."""
+    names = getattr(X, "column_names", getattr(X, "columns", None))
+    if names is None or hasattr(X, "tocsr") or isinstance(X, np.ndarray):
+        return ""
+    columns = [(name, np.asarray(X[name]).dtype) for name in names]
+    strange = [f"{name!r} ({dtype})" for name, dtype in columns if dtype.kind not in "biuf"]
+    more = f" and {len(strange) - 10} more" if len(strange) > 10 else ""
+    return ", ".join(strange[:10]) + more
+
+
 def _frame(X: Any) -> Any:
-    columns = [np.asarray(X[name]) for name in X.columns]
-    strange = [
-        f"{name!r} ({column.dtype})"
-        for name, column in zip(X.columns, columns, strict=True)
-        if column.dtype.kind not in "biuf"
-    ]
-    if strange:
+    if strange := strange_columns(X):
         raise TypeError(
-            f"Expected numeric columns only, found {', '.join(strange[:10])}"
-            + (f" and {len(strange) - 10} more" if len(strange) > 10 else "")
-            + ". Encode them as numbers, fill missing values, or drop them."
+            f"Expected numeric columns only, found {strange}. "
+            "Encode them as numbers, fill missing values, or drop them."
         )
+    columns = [np.asarray(X[name]) for name in X.columns]
     common = np.float32 if all(c.dtype == np.float32 for c in columns) else np.float64
     return np.column_stack(columns).astype(common) if columns else np.empty((len(X), 0))
 

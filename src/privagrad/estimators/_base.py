@@ -26,7 +26,7 @@ from privagrad.estimators._fit import (
 )
 from privagrad.events import Event
 from privagrad.noise import RandomSource, RandomState, random_source
-from privagrad.tables import DenseRows, SparseRows, as_rows
+from privagrad.tables import DenseRows, SparseRows, as_rows, strange_columns
 
 BoundsLike = tuple[Any, Any] | None
 
@@ -53,10 +53,18 @@ class PrivateLinearEstimator(BaseEstimator):  # type: ignore[misc]
     def _read(self, X: Any, y: Any, refused: dict[str, Any], *, numeric: bool) -> tuple[Any, Any]:
         """X and y as scikit-learn wants them, whole and finite."""
         _refuse(refused)
-        X, y = validate_data(
-            self, X, y, accept_sparse="csr", dtype=[np.float64, np.float32],
-            ensure_all_finite=False, y_numeric=numeric, ensure_min_samples=2,
-        )  # fmt: skip
+        try:
+            X, y = validate_data(
+                self, X, y, accept_sparse="csr", dtype=[np.float64, np.float32],
+                ensure_all_finite=False, y_numeric=numeric, ensure_min_samples=2,
+            )  # fmt: skip
+        except ValueError as error:
+            if strange := strange_columns(X):
+                raise ValueError(
+                    f"Expected numbers in X, found other things in {strange}. Encode categories as "
+                    "numbers (one-hot, with public categories), or drop these columns."
+                ) from error
+            raise
         self._require_finite(X)
         if numeric and not np.isfinite(y).all():
             raise ValueError("Expected finite targets y, found NaN or inf: drop those rows.")
