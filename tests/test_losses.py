@@ -160,3 +160,11 @@ def test_labels_become_signs():
 def test_wrong_losses_and_labels_say_why(make, message):
     with pytest.raises((ValueError, TypeError), match=message):
         make()
+
+
+@pytest.mark.parametrize(
+    "loss", [pg.Loss("quantile", 0.1), pg.Loss("quantile", 0.9), pg.Loss("huber", 0.3)]
+)
+def test_no_slope_is_beyond_the_lipschitz_constant_and_one_attains_it(loss):
+    slopes = [abs(slope(*loss.key, margin, 0.0)) for margin in (-5.0, -0.1, 0.0, 0.1, 5.0)]
+    assert max(slopes) == loss.lipschitz
