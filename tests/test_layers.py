@@ -21,7 +21,7 @@ FLOORS = [
     ["methods"],
     ["oracle"],
     ["descent"],
-    ["estimators"],
+    ["estimators", "torch"],
     ["the package's own names"],
     ["experiments"],
     ["cli"],

@@ -33,6 +33,8 @@ class GaussianEvent:
         Public; needed where rows are sampled. `batch_size` is the expected one.
     purpose : str
         For people: "gradients", "moments", ...
+    under : {"add-or-remove-one", "replace-one"} or None
+        The neighbouring relation, where the sampling does not say it.
     """
 
     noise_multiplier: float
@@ -41,6 +43,7 @@ class GaussianEvent:
     n_examples: int = 1
     batch_size: int = 1
     purpose: str = "query"
+    under: Relation | None = None
 
     def __post_init__(self) -> None:
         # dp-accounting under-accounts integer noise multipliers: always a float.
@@ -59,8 +62,8 @@ class GaussianEvent:
 
     @property
     def relation(self) -> Relation | None:
-        """The neighbouring relation its sampling is accounted under; None: either."""
-        return None if self.sampling is None else relation_of(self.sampling)
+        """The neighbouring relation it is accounted under; None: either."""
+        return self.under if self.sampling is None else relation_of(self.sampling)
 
     def __str__(self) -> str:
         return f"{self.count} x {self.purpose} at noise multiplier {self.noise_multiplier:.4g}"

@@ -38,12 +38,16 @@ class GaussianSum:
     plus rounded noise equals the rounded value of rounded sum plus noise, and a whole number of
     units below 2⁵³ is exact in floating point, so that low-order bits carry nothing.
 
+    Callers whose vectors keep to norm 1 only up to the rounding of their own arithmetic say how
+    far: ``sensitivity`` grows by `slack`.
+
     What must stay public: dim, the noise multiplier, the expected batch size, the ellipsoid.
     """
 
     dim: int
     noise_multiplier: float
     batch_size: float
+    slack: float = 0.0
 
     @cached_property
     def grid(self) -> float:
@@ -56,7 +60,7 @@ class GaussianSum:
     @property
     def sensitivity(self) -> float:
         """How far one vector can move the rounded sum, in whitened coordinates."""
-        return 1.0 + math.sqrt(self.dim) * self.grid
+        return 1.0 + self.slack + math.sqrt(self.dim) * self.grid
 
     @cached_property
     def _deviation(self) -> float:
@@ -74,21 +78,28 @@ class GaussianSum:
         units ← A^{-1/2} grid (round(units) + round(N(0, (z · sensitivity / grid)²))) / batch_size
         with the EXPECTED batch size.
         """
-        deviation, factor = self._deviation, self.grid / self.batch_size
-        unwhiten = ellipsoid.noise_std
+        self.add_noise(units, source, pool)
+        _unwhiten(units, ellipsoid.noise_std, self.grid / self.batch_size)
+        return units
 
-        def release_span(lane: Generator, start: int, stop: int) -> None:
+    def add_noise(self, units: Vector, source: RandomSource, pool: Executor | None = None) -> None:
+        """units ← round(units) + round(N(0, (z · sensitivity / grid)²)), in place.
+
+        `units` may be a part of the vector: the parts' noises are independent.
+        """
+        deviation = self._deviation
+
+        def add_to_span(lane: Generator, start: int, stop: int) -> None:
             for first in range(start, stop, _BLOCK):
                 normals = lane.standard_normal(min(_BLOCK, stop - first))
-                _add_noise(units, first, normals, deviation, unwhiten, factor)
+                _add_normals(units, first, normals, deviation)
 
-        if self.dim < _SPLIT_FROM:
-            release_span(source.lanes[0], 0, self.dim)
+        if units.size < _SPLIT_FROM:
+            add_to_span(source.lanes[0], 0, units.size)
         else:
-            edges = np.linspace(0, self.dim, len(source.lanes) + 1).astype(int).tolist()
+            edges = np.linspace(0, units.size, len(source.lanes) + 1).astype(int).tolist()
             run = map if pool is None else pool.map
-            list(run(release_span, source.lanes, edges[:-1], edges[1:]))
-        return units
+            list(run(add_to_span, source.lanes, edges[:-1], edges[1:]))
 
 
 def bounded_units(vectors: Vector, grid: float) -> tuple[Vector, int, int]:
@@ -115,10 +126,12 @@ def _power_of_two_below(value: float) -> float:
 
 
 @kernel()
-def _add_noise(
-    units: Vector, first: int, normals: Vector, deviation: float, unwhiten: Vector, factor: float
-) -> None:
+def _add_normals(units: Vector, first: int, normals: Vector, deviation: float) -> None:
     for k in range(normals.size):
-        j = first + k
-        noisy = np.rint(units[j]) + np.rint(normals[k] * deviation)
-        units[j] = noisy * factor * unwhiten[j]
+        units[first + k] = np.rint(units[first + k]) + np.rint(normals[k] * deviation)
+
+
+@kernel()
+def _unwhiten(units: Vector, unwhiten: Vector, factor: float) -> None:
+    for j in range(units.size):
+        units[j] *= factor * unwhiten[j]

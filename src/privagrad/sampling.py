@@ -42,10 +42,18 @@ def batches(
         if sampling == "with_replacement":
             yield from generator.integers(n_examples, size=(count, batch_size))
             continue
-        sizes = np.full(count, batch_size)
         if sampling == "poisson":
-            sizes = generator.binomial(n_examples, batch_size / n_examples, size=count)
-        yield from _subsets(n_examples, sizes, generator)
+            yield from poisson_batches(n_examples, batch_size / n_examples, count, generator)
+        else:
+            yield from _subsets(n_examples, np.full(count, batch_size), generator)
+
+
+def poisson_batches(
+    n_examples: int, rate: float, count: int, generator: Generator
+) -> Iterator[Rows]:
+    """`count` batches that hold every row independently with probability `rate`."""
+    sizes = generator.binomial(n_examples, rate, size=count)
+    yield from _subsets(n_examples, sizes, generator)
 
 
 def _subsets(n_examples: int, sizes: Rows, generator: Generator) -> Iterator[Rows]:

@@ -1,0 +1,20 @@
+"""The PyTorch engine: noise that follows the gradients, at the price of a plain step."""
+
+from privagrad.torch.adaptive_sgd import AdaptiveSGD
+from privagrad.torch.engine import PrivacyEngine
+from privagrad.torch.loaders import BatchMemoryManager
+from privagrad.torch.module import PrivateModule
+from privagrad.torch.moments import second_moments
+from privagrad.torch.optimizer import PrivateOptimizer
+from privagrad.torch.validator import ModuleValidator, UnsupportedModuleError
+
+__all__ = [
+    "AdaptiveSGD",
+    "BatchMemoryManager",
+    "ModuleValidator",
+    "PrivacyEngine",
+    "PrivateModule",
+    "PrivateOptimizer",
+    "UnsupportedModuleError",
+    "second_moments",
+]

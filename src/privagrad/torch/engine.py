@@ -1,0 +1,395 @@
+"""PrivacyEngine: private training behind the verbs of Opacus."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
+from torch.utils.data import DataLoader
+
+from privagrad import _validate
+from privagrad.accounting import PrivacyPlan, PrivacyReport
+from privagrad.events import GaussianEvent
+from privagrad.noise import RandomState, random_source
+from privagrad.torch.loaders import (
+    PoissonBatches,
+    Passes,
+    PrivateLoader,
+    batch_size_of,
+    rows_of,
+    takes_each_row_once,
+)
+from privagrad.torch.module import PrivateModule
+from privagrad.torch.moments import POWERS, History, Per, second_moments, shaped_scales
+from privagrad.torch.optimizer import PrivateOptimizer
+from privagrad.torch.processes import Processes
+from privagrad.torch.scales import Scale, given_scales
+from privagrad.torch.spending import Spending
+from privagrad.torch.tape import Tape
+from privagrad.torch.validator import ModuleValidator
+
+Shape = str | Sequence[Tensor] | Mapping[str, Tensor] | None
+Private = tuple[PrivateModule, PrivateOptimizer, PrivateLoader]
+FORMAT = 1
+
+
+class PrivacyEngine:
+    """Makes a module, an optimizer and a data loader private, and keeps account of it.
+
+    The training loop stays as it is: ``loss.backward(); optimizer.step()``.
+
+    Parameters
+    ----------
+    accountant : str
+        Taken for the sake of scripts written for Opacus: privacy loss distributions are always
+        used, which are as tight as its "prv" and tighter than its "rdp".
+    secure_mode : bool
+        Likewise: noise and samples always come from a secure source, unless a seed is given.
+    """
+
+    def __init__(self, *, accountant: str = "pld", secure_mode: bool = True) -> None:
+        _validate.choice("accountant", accountant, ("pld", "prv", "rdp", "gdp"))
+        self.secure_mode = secure_mode
+        self.accountant = Spending()
+        self.seeded = False
+
+    def make_private(
+        self,
+        *,
+        module: nn.Module,
+        optimizer: Optimizer,
+        data_loader: DataLoader[Any],
+        noise_multiplier: float,
+        max_grad_norm: float,
+        ellipsoid: Shape = None,
+        public_loader: Iterable[Any] | None = None,
+        criterion: Callable[[Any, Any], Tensor] | None = None,
+        per: Per = "coordinate",
+        floor: float = 0.1,
+        batch_first: bool = True,
+        loss_reduction: str = "mean",
+        poisson_sampling: bool = True,
+        max_physical_batch_size: int | None = None,
+        clipping: str = "flat",
+        noise_generator: torch.Generator | None = None,
+        random_state: RandomState = None,
+        grad_sample_mode: str = "hooks",
+    ) -> Private:
+        """The private module, optimizer and data loader.
+
+        Parameters
+        ----------
+        noise_multiplier : float
+            Noise over the bound on one example's gradient; 0: no noise, and epsilon is infinite.
+        max_grad_norm : float
+            The radius B of the ellipsoid {g : Σ C_j g_j² ≤ B²} that gradients are bounded to.
+        ellipsoid : None, "pagan", "pasan", list or dict of positive tensors
+            C. None: a ball, which is DP-SGD. Tensors: in the order of the module's trainable
+            parameters, or by name. "pagan" and "pasan": powers of the gradients' second moments, from
+            `public_loader`, or without it from the private gradients as training goes on;
+            scaled so that max_grad_norm means what it means for a ball.
+        public_loader : batches (inputs, targets) of PUBLIC data, optional
+        criterion : callable, optional
+            The loss on public data: see `second_moments`. Training never needs it.
+        per : {"coordinate", "row", "tensor"}; floor : float
+            How public moments are kept: see `SecondMoments`.
+        poisson_sampling : bool
+            False: the data loader's own order, under the replace-one relation: a pass over the
+            rows costs one release without amplification.
+        max_physical_batch_size : int, optional
+            Batches come in parts of at most this size; call `step()` after each, as ever.
+        noise_generator, random_state : optional
+            A seed for tests: such a run is NOT private, and the report says so.
+        clipping, grad_sample_mode : str
+            As in Opacus; "flat" is the only clipping, and all modes give the same gradients.
+        """
+        _refuse_other_modes(clipping, grad_sample_mode)
+        noise = _noise_multiplier(noise_multiplier)
+        radius = _validate.positive("max_grad_norm", max_grad_norm)
+        _validate.choice("loss_reduction", loss_reduction, ("mean", "sum"))
+        processes = Processes.of(module)
+        if isinstance(module, DistributedDataParallel):
+            module = module.module
+        parameters = _trainable(module, optimizer)
+        ModuleValidator.validate(module, strict=True)
+        scales, history = _shape(
+            ellipsoid, module, parameters, public_loader, criterion, loss_reduction,
+            batch_first, per, floor,
+        )  # fmt: skip
+        _agree(scales, processes)
+        if noise_generator is not None:
+            random_state = int(torch.randint(2**62, (), generator=noise_generator))
+        source = random_source(random_state)
+        self.seeded |= source.seeded
+
+        tape = Tape(parameters, batch_first)
+        batch_size = batch_size_of(data_loader, processes)
+        event = _event(data_loader, noise, batch_size, poisson_sampling)
+        once = event is not None and not poisson_sampling and takes_each_row_once(data_loader)
+        passes = Passes()
+
+        def charge() -> None:
+            # In the loader's own order a row is seen once a pass: its first step pays for all.
+            if once and passes.begun and passes.charged == passes.begun:
+                return
+            passes.charged = passes.begun
+            self.accountant.charge(event)
+
+        private_optimizer = PrivateOptimizer(
+            optimizer, tape, scales,
+            noise_multiplier=noise, max_grad_norm=radius, expected_batch_size=batch_size,
+            loss_reduction=loss_reduction, source=source, processes=processes,
+            charge=charge, history=history,
+        )  # fmt: skip
+
+        def announce(size: int, last: bool) -> None:
+            tape.drawn, private_optimizer.last_chunk = size, last
+
+        batches: Any = data_loader.batch_sampler
+        if poisson_sampling:
+            rows = rows_of(data_loader)
+            batches = PoissonBatches(rows, batch_size, source.sampler, processes)
+        loader = PrivateLoader(data_loader, batches, announce, passes, max_physical_batch_size)
+        return PrivateModule(module, tape), private_optimizer, loader
+
+    def make_private_with_epsilon(
+        self,
+        *,
+        module: nn.Module,
+        optimizer: Optimizer,
+        data_loader: DataLoader[Any],
+        target_epsilon: float,
+        target_delta: float,
+        epochs: int,
+        max_grad_norm: float,
+        poisson_sampling: bool = True,
+        **options: Any,
+    ) -> Private:
+        """`make_private` with the least noise that keeps `epochs` passes within the target.
+
+        What this engine has released before is part of the target.
+        """
+        _validate.whole("epochs", epochs)
+        if self.accountant.unprotected:
+            raise ValueError(
+                "Expected a budget to go on with, found releases without noise: epsilon is "
+                "infinite already. Use a new engine, for other data."
+            )
+        size = batch_size_of(data_loader, Processes.of(module))
+        event = _event(data_loader, 1.0, size, poisson_sampling)
+        assert event is not None
+        steps = math.ceil(rows_of(data_loader) / size)
+        once = not poisson_sampling and takes_each_row_once(data_loader)
+        planned = GaussianEvent(
+            1.0, epochs * (1 if once else steps), event.sampling, event.n_examples,
+            event.batch_size, event.purpose, event.under,
+        )  # fmt: skip
+        delta = _validate.delta_of(target_delta, rows_of(data_loader))
+        plan = PrivacyPlan.calibrate_event(
+            planned, target_epsilon, delta, also=self.accountant.events
+        )
+        return self.make_private(
+            module=module,
+            optimizer=optimizer,
+            data_loader=data_loader,
+            noise_multiplier=plan.noise_multiplier,
+            max_grad_norm=max_grad_norm,
+            poisson_sampling=poisson_sampling,
+            **options,
+        )
+
+    def get_epsilon(self, delta: float) -> float:
+        """What everything released so far costs at `delta`."""
+        return self.accountant.get_epsilon(delta)
+
+    def report(self, delta: float) -> PrivacyReport:
+        """The privacy card of everything released so far."""
+        events = self.accountant.events
+        plan = PrivacyPlan(events)
+        return PrivacyReport(
+            epsilon=self.get_epsilon(delta),
+            delta=delta,
+            relation=plan.relation,
+            sampling=events[-1].sampling if events else None,
+            accountant=plan.accountant,
+            events=events,
+            seeded=self.seeded,
+        )
+
+    def is_compatible(self, *, module: nn.Module, **_: Any) -> bool:
+        return ModuleValidator.is_valid(module)
+
+    @staticmethod
+    def get_compatible_module(module: nn.Module) -> nn.Module:
+        fixed = ModuleValidator.fix(module)
+        ModuleValidator.validate(fixed, strict=True)
+        return fixed
+
+    def save_checkpoint(
+        self,
+        *,
+        path: str | os.PathLike[str],
+        module: nn.Module,
+        optimizer: Optimizer | None = None,
+        checkpoint_dict: dict[str, Any] | None = None,
+        **_: Any,
+    ) -> None:
+        """Model, optimizer, ellipsoid and everything spent so far, in one file, whole or not at all.
+
+        Under several processes call it on each; the first one writes.
+        """
+        state: dict[str, Any] = dict(checkpoint_dict or {})
+        state["privagrad"] = {"format": FORMAT, "seeded": self.seeded}
+        state["module_state_dict"] = module.state_dict()
+        state["privacy_accountant_state_dict"] = self.accountant.state_dict()
+        if isinstance(optimizer, PrivateOptimizer):
+            state["optimizer_state_dict"] = optimizer.state_dict()
+            state["ellipsoid"] = {
+                name: (s.rows, s.columns, s.entries) for name, s in optimizer.scales.items()
+            }
+            state["mechanism"] = {
+                "noise_multiplier": optimizer.noise_multiplier,
+                "max_grad_norm": optimizer.max_grad_norm,
+                "expected_batch_size": optimizer.expected_batch_size,
+            }
+        if isinstance(optimizer, PrivateOptimizer) and not optimizer.writes:
+            return
+        final = Path(path)
+        partial = final.with_name(final.name + ".part")
+        torch.save(state, partial)
+        os.replace(partial, final)
+
+    def load_checkpoint(
+        self,
+        *,
+        path: str | os.PathLike[str],
+        module: nn.Module,
+        optimizer: Optimizer | None = None,
+        **_: Any,
+    ) -> dict[str, Any]:
+        """Go on from a checkpoint, on the same privacy curve.
+
+        What other runs have released since they went on from the same file is counted too: it is
+        kept beside it, in a file whose name ends in ".resumed".
+        """
+        file = Path(path)
+        if not file.exists():
+            raise FileNotFoundError(f"Expected a checkpoint, found nothing at {file}.")
+        state: dict[str, Any] = torch.load(file, weights_only=True)
+        if state.get("privagrad", {}).get("format") != FORMAT:
+            raise ValueError(
+                f"Expected a checkpoint of save_checkpoint in format {FORMAT}, found another in "
+                f"{file.name}."
+            )
+        module.load_state_dict(state["module_state_dict"])
+        if isinstance(optimizer, PrivateOptimizer):
+            if "optimizer_state_dict" not in state:
+                raise ValueError(f"Expected an optimizer in {file.name}, found none saved.")
+            optimizer.load_state_dict(state["optimizer_state_dict"])
+            optimizer.scales = {
+                name: Scale(rows, columns, entries)
+                for name, (rows, columns, entries) in state["ellipsoid"].items()
+            }
+        self.seeded |= bool(state["privagrad"]["seeded"])
+        self.accountant.resume(state["privacy_accountant_state_dict"], file)
+        return state
+
+
+def _event(
+    loader: DataLoader[Any], noise: float, batch_size: int, poisson: bool
+) -> GaussianEvent | None:
+    """One release of a step; None without noise."""
+    if noise == 0:
+        return None
+    if poisson:
+        return GaussianEvent(noise, 1, "poisson", rows_of(loader), batch_size, "gradients")
+    return GaussianEvent(noise, purpose="gradients", under="replace-one")
+
+
+def _noise_multiplier(value: Any) -> float:
+    return 0.0 if value == 0 else _validate.positive("noise_multiplier", value)
+
+
+def _refuse_other_modes(clipping: str, mode: str) -> None:
+    if clipping != "flat":
+        raise ValueError(
+            f"Expected clipping='flat', found {clipping!r}: give each tensor its own scale with "
+            "ellipsoid= instead."
+        )
+    if "ghost" in mode:
+        raise ValueError(
+            "Expected grad_sample_mode='hooks', found 'ghost': no criterion is needed here, leave "
+            "it out and take three results, not four. It is as fast as ghost clipping and more."
+        )
+
+
+def _trainable(module: nn.Module, optimizer: Optimizer) -> dict[str, nn.Parameter]:
+    """The module's trainable parameters by name; the optimizer must have the same."""
+    if isinstance(optimizer, PrivateOptimizer) or isinstance(module, PrivateModule):
+        raise ValueError(
+            "Expected a module and an optimizer that are not private yet, found private ones."
+        )
+    parameters = {name: p for name, p in module.named_parameters() if p.requires_grad}
+    if not parameters:
+        raise ValueError("Expected a module with trainable parameters, found none.")
+    own = {id(p) for p in module.parameters()}
+    stepped = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    if not stepped <= own:
+        raise ValueError(
+            f"Expected the optimizer to have the module's parameters, found {len(stepped - own)} "
+            "others: make the optimizer from module.parameters() (after ModuleValidator.fix)."
+        )
+    left = [name for name, p in parameters.items() if id(p) not in stepped]
+    if left:
+        raise ValueError(
+            "Expected every trainable parameter in the optimizer, found none for "
+            f"{', '.join(left)}. Give them to the optimizer, or freeze them with "
+            "requires_grad_(False)."
+        )
+    return parameters
+
+
+def _shape(
+    ellipsoid: Shape,
+    module: nn.Module,
+    parameters: dict[str, nn.Parameter],
+    public_loader: Iterable[Any] | None,
+    criterion: Callable[[Any, Any], Tensor] | None,
+    loss_reduction: str,
+    batch_first: bool,
+    per: Per,
+    floor: float,
+) -> tuple[dict[str, Scale], History | None]:
+    """The scales to begin with, and what learns better ones on the way."""
+    ball = {name: Scale.ball(parameter) for name, parameter in parameters.items()}
+    if ellipsoid is None:
+        if public_loader is not None:
+            raise ValueError(
+                "Expected ellipsoid='pagan' or 'pasan' with a public_loader, found ellipsoid=None."
+            )
+        return ball, None
+    if not isinstance(ellipsoid, str):
+        return given_scales(ellipsoid, parameters), None
+    power = POWERS[_validate.choice("ellipsoid", ellipsoid, POWERS)]
+    if public_loader is None:
+        return ball, History(power)
+    moments = second_moments(
+        module, public_loader, criterion,
+        loss_reduction=loss_reduction, batch_first=batch_first, floor=floor, per=per,
+    )  # fmt: skip
+    return given_scales(shaped_scales(moments, power), parameters), None
+
+
+def _agree(scales: dict[str, Scale], processes: Processes) -> None:
+    """The first process's ellipsoid everywhere."""
+    for scale in scales.values():
+        for tensor in (scale.rows, scale.columns, scale.entries):
+            if tensor is not None:
+                processes.agree(tensor)

@@ -1,0 +1,16 @@
+"""One short file per layer: its forward pass, and how its parameters are used."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from privagrad.torch.layers import embedding, linear
+from privagrad.torch.layers._registry import LAYERS, Layer, layer
+from privagrad.torch.layers.anything import anything
+
+__all__ = ["LAYERS", "Layer", "embedding", "layer", "layer_of", "linear"]
+
+
+def layer_of(module: nn.Module) -> Layer:
+    """The private forward pass of a module: its own, or the one that fits anything."""
+    return LAYERS.get(type(module), anything)

@@ -1,0 +1,23 @@
+"""Rows of a table, looked up by number."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from privagrad.torch.layers._registry import layer
+from privagrad.torch.tape import Tape
+from privagrad.torch.uses import Rows, Use
+
+
+@layer(nn.Embedding)
+def embedding(tape: Tape, module: nn.Embedding, index: Tensor) -> Tensor:
+    y = F.embedding(index, module.weight.detach(), module.padding_idx)
+    examples = tape.examples(module, index, 0)
+
+    def uses(gradient: Tensor) -> Iterator[Use]:
+        yield Rows(module.weight, examples(index, 0), examples(gradient, 1), module.padding_idx)
+
+    return tape.tap(y, uses)

@@ -1,0 +1,41 @@
+"""y = x Wᵀ + b."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from privagrad.torch.layers._registry import frozen, layer
+from privagrad.torch.tape import Tape
+from privagrad.torch.uses import ALL, Direct, Outer, Use
+
+
+@layer(nn.Linear)
+def linear(tape: Tape, module: nn.Linear, x: Tensor) -> Tensor:
+    return projected(tape, module, x, module.weight, module.bias)
+
+
+def projected(
+    tape: Tape,
+    module: nn.Module,
+    x: Tensor,
+    weight: nn.Parameter,
+    bias: nn.Parameter | None,
+    part: slice = ALL,
+) -> Tensor:
+    """x Wᵀ + b with some rows of W and b."""
+    w, b = frozen(weight), frozen(bias)
+    assert w is not None
+    y = F.linear(x, w[part], None if b is None else b[part])
+    examples = tape.examples(module, x)
+
+    def uses(gradient: Tensor) -> Iterator[Use]:
+        d = examples(gradient, 1)
+        if tape.trains(weight):
+            yield Outer(weight, examples(x.detach(), 1), d, part)
+        if bias is not None and tape.trains(bias):
+            yield Direct(bias, d.sum(1), part)
+
+    return tape.tap(y, uses)

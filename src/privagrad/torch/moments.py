@@ -1,0 +1,208 @@
+"""Second moments of per-example gradients, from public data or from the private gradients so far."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from privagrad import _validate
+from privagrad._progress import track
+from privagrad.torch.scales import Scale, as_matrix
+from privagrad.torch.tape import Tape
+from privagrad.torch.uses import Use
+
+if TYPE_CHECKING:
+    from privagrad.torch.optimizer import PrivateOptimizer
+
+Per = Literal["coordinate", "row", "tensor"]
+POWERS = {"pagan": -4 / 3, "pasan": -1.0}
+"""C = σ^power: Corollaries of Theorems 1 and 2."""
+
+_FIRST = 16
+
+
+class SecondMoments:
+    """Running means of g² over examples, of every parameter.
+
+    Parameters
+    ----------
+    floor : float
+        Added to every moment, as a part of the tensor's mean moment: coordinates that public data
+        hardly touch, such as rare words, would otherwise own the whole norm.
+    per : {"coordinate", "row", "tensor"}
+        One moment for each.
+    """
+
+    def __init__(
+        self, parameters: Mapping[str, nn.Parameter], floor: float = 0.1, per: Per = "coordinate"
+    ) -> None:
+        _validate.choice("per", per, ("coordinate", "row", "tensor"))
+        self.floor, self.per = _validate.positive("floor", floor), per
+        self.count = 0
+        self._names = {id(parameter): name for name, parameter in parameters.items()}
+        self._sums = {
+            name: torch.zeros(as_matrix(p).shape, dtype=torch.float64, device=p.device)
+            for name, p in parameters.items()
+        }
+        self._shapes = {name: p.shape for name, p in parameters.items()}
+
+    def add(self, count: int, uses: Mapping[int, list[Use]], factor: float) -> None:
+        """Take in `count` examples; their gradients are `factor` times what the uses hold."""
+        self.count += count
+        for key, group in uses.items():
+            for use in group:
+                self._sums[self._names[key]][use.part] += factor**2 * use.moments().double()
+
+    def means(self) -> dict[str, Tensor]:
+        """E[g²] of every parameter, in its shape, positive."""
+        if self.count == 0:
+            raise ValueError("Expected public examples, found none in public_loader.")
+        means = {name: total / self.count for name, total in self._sums.items()}
+        largest = max(float(mean.mean()) for mean in means.values())
+        if not (largest > 0 and math.isfinite(largest)):
+            raise ValueError(
+                f"Expected public gradients with finite moments above 0, found {largest:g}: check "
+                "the public data and the loss."
+            )
+        return {name: self._shaped(name, mean, largest) for name, mean in means.items()}
+
+    def _shaped(self, name: str, mean: Tensor, largest: float) -> Tensor:
+        typical = float(mean.mean())
+        if self.per == "row":
+            mean = mean.mean(1, keepdim=True).expand_as(mean)
+        elif self.per == "tensor":
+            mean = mean.mean().expand_as(mean)
+        floored = mean + self.floor * max(typical, 1e-12 * largest)
+        return floored.reshape(self._shapes[name])
+
+
+def shaped_scales(moments: Mapping[str, Tensor], power: float) -> dict[str, Tensor]:
+    """C = σ^power, times the factor that keeps the gradients' mean squared norm as it was.
+
+    So max_grad_norm means in the ellipsoid what it means in a ball.
+    """
+    scales = {name: moment.double() ** (power / 2) for name, moment in moments.items()}
+    before = sum(float(moment.sum()) for moment in moments.values())
+    after = sum(float((scales[name] * moment).sum()) for name, moment in moments.items())
+    return {name: (scale * (before / after)).float() for name, scale in scales.items()}
+
+
+def second_moments(
+    module: nn.Module,
+    loader: Iterable[Any],
+    criterion: Callable[[Any, Any], Tensor] | None = None,
+    *,
+    loss_reduction: str = "mean",
+    batch_first: bool = True,
+    floor: float = 0.1,
+    per: Per = "coordinate",
+) -> dict[str, Tensor]:
+    """E[g²] of `module`'s per-example gradients over PUBLIC batches (inputs, targets).
+
+    Parameters
+    ----------
+    criterion : callable (outputs, targets) → loss, optional
+        None: cross-entropy for whole-number targets, squared error for others, and the output
+        itself where it is a single number.
+    """
+    from privagrad.torch.module import PrivateModule
+
+    twin = copy.deepcopy(module)
+    parameters = {name: p for name, p in twin.named_parameters() if p.requires_grad}
+    tape = Tape(parameters, batch_first)
+    private = PrivateModule(twin, tape).train()
+    moments = SecondMoments(parameters, floor, per)
+    total = len(loader) if hasattr(loader, "__len__") else 0
+    for batch in track(loader, total, "public moments"):
+        loss_of(private, batch, criterion).backward()  # type: ignore[no-untyped-call]
+        count, uses = tape.collect()
+        moments.add(count, uses, float(count) if loss_reduction == "mean" else 1.0)
+    return moments.means()
+
+
+def loss_of(
+    module: nn.Module, batch: Any, criterion: Callable[[Any, Any], Tensor] | None
+) -> Tensor:
+    """The loss of a batch (inputs, targets)."""
+    if not isinstance(batch, (tuple, list)) or len(batch) < 2:
+        raise TypeError(
+            f"Expected public_loader to give batches (inputs, ..., targets), found "
+            f"{type(batch).__name__}."
+        )
+    *inputs, targets = batch
+    if criterion is not None:
+        return criterion(module(*inputs), targets)
+    outputs = module(*inputs)
+    if isinstance(outputs, (tuple, list)):
+        outputs = outputs[0]
+    if outputs.numel() == 1:
+        return outputs.reshape(())
+    if targets.is_floating_point():
+        return F.mse_loss(outputs, targets.reshape(outputs.shape))
+    return F.cross_entropy(outputs.reshape(-1, outputs.shape[-1]), targets.reshape(-1))
+
+
+class History:
+    """Learns the ellipsoid from private gradients alone, at steps 16, 32, 64, ...
+
+    Half the squared difference of consecutive private gradients has the mean Var(g)/b + s², s the
+    noise's own deviation; b times what exceeds s² estimates the moment of one example's gradient, and
+    what noise hides is a floor. It costs no privacy.
+    """
+
+    def __init__(self, power: float) -> None:
+        self.power = power
+        self.count = 0
+        self._before: dict[str, Tensor] = {}
+        self._sums: dict[str, list[Tensor]] = {}
+
+    def learn(self, optimizer: PrivateOptimizer) -> dict[str, Scale] | None:
+        """Take in the gradients of a step; the new scales where it is time for some."""
+        if optimizer.noise_multiplier == 0:
+            return None
+        batch = optimizer.expected_batch_size
+        mean = optimizer.loss_reduction == "mean"
+        radius = optimizer.max_grad_norm / (batch if mean else 1.0)
+        first = not self._before
+        for name, parameter in optimizer.tape.parameters.items():
+            assert parameter.grad is not None
+            gradient = as_matrix(parameter.grad).double()
+            if not first:
+                noise = (optimizer.noise_multiplier * radius) ** 2 / optimizer.scales[name].full
+                sums = self._sums.setdefault(name, [torch.zeros_like(gradient) for _ in range(3)])
+                sums[0] += (gradient - self._before[name]).square() / 2
+                sums[1] += noise
+                sums[2] += noise.double().square()
+            self._before[name] = gradient
+        self.count += not first
+        if self.count < _FIRST or self.count & (self.count - 1):
+            return None
+        self._before = {}
+        return self._scales(optimizer, batch if mean else 1 / batch)
+
+    def _scales(self, optimizer: PrivateOptimizer, factor: float) -> dict[str, Scale]:
+        moments, sizes, hidden_sizes = {}, 0.0, 0.0
+        weighted = hidden_weighted = 0.0
+        for name, (differences, noise, fourths) in self._sums.items():
+            variance = (differences - noise) / self.count
+            hidden = (2 * fourths).sqrt() / self.count
+            moments[name] = factor * torch.maximum(variance, hidden)
+            scale = moments[name] ** (self.power / 2)
+            sizes += factor * float(variance.sum())
+            hidden_sizes += float((factor * hidden).square().sum())
+            weighted += factor * float((scale * variance).sum())
+            hidden_weighted += float((factor * scale * hidden).square().sum())
+        # Of the sum over coordinates noise hides less than of each.
+        before = max(sizes, math.sqrt(hidden_sizes))
+        after = max(weighted, math.sqrt(hidden_weighted))
+        kinds = {name: p.dtype for name, p in optimizer.tape.parameters.items()}
+        return {
+            name: Scale.of((moment ** (self.power / 2) * (before / after)).to(kinds[name]))
+            for name, moment in moments.items()
+        }

@@ -1,0 +1,228 @@
+"""Any torch optimizer on private gradients: bound, sum, noise, step."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from privagrad.mechanism import GaussianSum
+from privagrad.noise import RandomSource
+from privagrad.torch.moments import History
+from privagrad.torch.processes import Processes
+from privagrad.torch.scales import Scale, as_matrix
+from privagrad.torch.tape import Tape
+from privagrad.torch.uses import Use
+
+FLOAT32 = 2.0**-10
+"""What norms and sums in float32 may be off, counted as sensitivity."""
+
+
+class PrivateOptimizer(Optimizer):
+    """`step()` turns what the backward pass left on the tape into private gradients.
+
+    g_i are the examples' gradients, C the scales, B = max_grad_norm:
+
+        p.grad = (Σ_i g_i min(1, B/‖g_i‖_C) + N(0, z² B² C⁻¹)) / expected_batch_size
+
+    for mean losses; not divided for sums. Examples whose gradients are not finite count as 0.
+
+    Guarantees
+    ----------
+    A Gaussian mechanism of noise multiplier z for adding or removing one example of the batch, up
+    to the rounding of float32, for which the sensitivity is taken 2⁻¹⁰ larger. Rounding errors
+    of sums that cancel to many digits within one example are not covered.
+    """
+
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        tape: Tape,
+        scales: dict[str, Scale],
+        *,
+        noise_multiplier: float,
+        max_grad_norm: float,
+        expected_batch_size: float,
+        loss_reduction: str,
+        source: RandomSource,
+        processes: Processes,
+        charge: Callable[[], None],
+        history: History | None = None,
+    ) -> None:
+        self.original_optimizer = optimizer
+        self.tape, self.scales, self.history = tape, scales, history
+        self.noise_multiplier, self.max_grad_norm = noise_multiplier, max_grad_norm
+        self.expected_batch_size = expected_batch_size
+        self.loss_reduction = loss_reduction
+        self.last_chunk = True
+        self.non_finite = 0
+        self._source, self._processes, self._charge = source, processes, charge
+        self._pool: ThreadPoolExecutor | None = None
+        dim = sum(parameter.numel() for parameter in tape.parameters.values())
+        self._flat = torch.zeros(dim, dtype=torch.float64)
+        self._sums: dict[str, Tensor] = {}
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+        """One private step; or, for all but the last part of a large batch, its part of the sum."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        with torch.no_grad():
+            self._add_batch()
+            if not self.last_chunk:
+                return loss
+            self._release()
+        self.original_optimizer.step()
+        return loss
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        self.tape.forget()
+        self.original_optimizer.zero_grad(set_to_none)
+
+    def _add_batch(self) -> None:
+        count, uses = self.tape.collect()
+        names = {id(parameter): name for name, parameter in self.tape.parameters.items()}
+        factor = float(count) if self.loss_reduction == "mean" else 1.0
+        if not uses:
+            return
+        norms = factor * self._squares(uses).sqrt_()
+        finite = norms.isfinite()
+        weights = factor * (self.max_grad_norm / norms).clamp_(max=1.0)
+        if not bool(finite.all()):
+            self.non_finite += int((~finite).sum())
+            weights = torch.where(finite, weights, 0.0)
+            for use in (use for group in uses.values() for use in group):
+                use.keep(finite)
+        for key, group in uses.items():
+            name = names[key]
+            matrix = as_matrix(self.tape.parameters[name])
+            for use in group:
+                total = use.total(weights.to(use_dtype(use, weights)))
+                if name not in self._sums and total.shape == matrix.shape:
+                    self._sums[name] = total
+                    continue
+                if name not in self._sums:
+                    self._sums[name] = torch.zeros(
+                        matrix.shape, dtype=total.dtype, device=total.device
+                    )
+                self._sums[name][use.part] += total
+
+    def _squares(self, uses: Mapping[int, list[Use]]) -> Tensor:
+        names = {id(parameter): name for name, parameter in self.tape.parameters.items()}
+        total: Tensor | None = None
+        for key, group in uses.items():
+            for use in group:
+                squares = use.squares(self.scales[names[key]].part(use.part))
+                total = squares if total is None else total + squares
+        assert total is not None
+        return total
+
+    def _release(self) -> None:
+        self._charge()
+        self._sum_up()
+        mean = self.loss_reduction == "mean"
+        batch_size = self.expected_batch_size if mean else 1.0
+        if self.noise_multiplier > 0:
+            mechanism = GaussianSum(
+                self._flat.numel(),
+                self.noise_multiplier,
+                self.expected_batch_size,
+                slack=FLOAT32 * (1 + self.expected_batch_size * 2.0**-10),
+            )
+            self._flat /= mechanism.grid
+            if self._processes.first:
+                mechanism.add_noise(self._flat.numpy(), self._source, self._threads())
+            else:
+                self._flat.round_()
+            self._processes.sum(self._flat)
+            self._flat *= mechanism.grid
+        else:
+            self._processes.sum(self._flat)
+        self._hand_out(batch_size)
+        if self.history is not None:
+            learned = self.history.learn(self)
+            self.scales = learned or self.scales
+
+    def _sum_up(self) -> None:
+        """The bounded sum of all chunks in whitened coordinates, one vector."""
+        position = 0
+        for name, parameter in self.tape.parameters.items():
+            span = self._flat[position : position + parameter.numel()]
+            position += parameter.numel()
+            total = self._sums.pop(name, None)
+            if total is None:
+                span.zero_()
+                continue
+            matrix = span.view(as_matrix(parameter).shape).copy_(total)
+            self.scales[name].whiten(matrix, self.max_grad_norm)
+
+    def _hand_out(self, batch_size: float) -> None:
+        position = 0
+        for name, parameter in self.tape.parameters.items():
+            span = self._flat[position : position + parameter.numel()]
+            position += parameter.numel()
+            matrix = span.view(as_matrix(parameter).shape)
+            self.scales[name].unwhiten(matrix, self.max_grad_norm / batch_size)
+            parameter.grad = matrix.reshape(parameter.shape).to(
+                parameter.device, parameter.dtype, copy=True
+            )
+
+    def _threads(self) -> ThreadPoolExecutor | None:
+        if self._pool is None and (os.cpu_count() or 1) > 1:
+            self._pool = ThreadPoolExecutor(min(4, os.cpu_count() or 1))
+        return self._pool
+
+    @property
+    def writes(self) -> bool:
+        """Whether this process writes files for all."""
+        return self._processes.first
+
+    @property
+    def params(self) -> list[nn.Parameter]:
+        return list(self.tape.parameters.values())
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
+        return self.original_optimizer.param_groups
+
+    @param_groups.setter
+    def param_groups(self, groups: list[dict[str, Any]]) -> None:
+        self.original_optimizer.param_groups = groups
+
+    @property
+    def state(self) -> Any:  # type: ignore[override]
+        return self.original_optimizer.state
+
+    @state.setter
+    def state(self, state: Any) -> None:
+        self.original_optimizer.state = state
+
+    @property
+    def defaults(self) -> dict[str, Any]:  # type: ignore[override]
+        return self.original_optimizer.defaults
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.original_optimizer.state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.original_optimizer.load_state_dict(state_dict)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        raise RuntimeError(
+            "Expected the parameter groups as they were when make_private was called, found a new "
+            "one: its gradients would be neither bounded nor noisy. Add it before make_private."
+        )
+
+    def __repr__(self) -> str:
+        return f"Private{self.original_optimizer!r}"
+
+
+def use_dtype(use: Use, weights: Tensor) -> torch.dtype:
+    gradients = getattr(use, "gradients", None)
+    return weights.dtype if gradients is None else gradients.dtype

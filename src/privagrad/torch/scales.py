@@ -1,0 +1,122 @@
+"""The diagonal of C for each parameter of a module."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor, nn
+
+_RANK_ONE = 1e-6
+
+
+def as_matrix(tensor: Tensor) -> Tensor:
+    """A parameter as a matrix: its first dimension by all others."""
+    return tensor.reshape(tensor.shape[0], -1) if tensor.dim() > 0 else tensor.reshape(1, 1)
+
+
+def accurate(tensor: Tensor) -> Tensor:
+    """`tensor` in float32 at least, in which norms and sums are taken."""
+    return tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor
+
+
+@dataclass(frozen=True)
+class Scale:
+    """diag(C) of one parameter as a matrix: rows ⊗ columns, or every entry where that is not so."""
+
+    rows: Tensor
+    columns: Tensor
+    entries: Tensor | None = None
+
+    @classmethod
+    def of(cls, tensor: Tensor) -> Scale:
+        """The scale with these values, kept as rows ⊗ columns where they are of rank one."""
+        matrix = as_matrix(accurate(tensor.detach()))
+        rows, columns = matrix[:, 0].clone(), matrix[0] / matrix[0, 0]
+        error = (torch.outer(rows, columns) / matrix - 1).abs().max()
+        entries = None if float(error) < _RANK_ONE else matrix.contiguous()
+        return cls(rows, columns, entries)
+
+    @classmethod
+    def ball(cls, parameter: Tensor) -> Scale:
+        matrix = as_matrix(accurate(parameter.detach()))
+        return cls(torch.ones_like(matrix[:, 0]), torch.ones_like(matrix[0]))
+
+    @property
+    def full(self) -> Tensor:
+        return torch.outer(self.rows, self.columns) if self.entries is None else self.entries
+
+    @cached_property
+    def _root(self) -> Scale:
+        roots = [
+            None if t is None else t.sqrt().cpu() for t in (self.rows, self.columns, self.entries)
+        ]
+        return Scale(*roots)  # type: ignore[arg-type]
+
+    def whiten(self, matrix: Tensor, radius: float) -> None:
+        """matrix ← C^{1/2} matrix / radius, in place."""
+        root = self._root
+        if root.entries is not None:
+            matrix.mul_(root.entries).div_(radius)
+        else:
+            matrix.mul_(root.rows[:, None] / radius).mul_(root.columns)
+
+    def unwhiten(self, matrix: Tensor, radius: float) -> None:
+        """matrix ← radius C^{-1/2} matrix, in place."""
+        root = self._root
+        if root.entries is not None:
+            matrix.div_(root.entries).mul_(radius)
+        else:
+            matrix.mul_(radius / root.rows[:, None]).div_(root.columns)
+
+    def part(self, rows: slice) -> Scale:
+        entries = None if self.entries is None else self.entries[rows]
+        return Scale(self.rows[rows], self.columns, entries)
+
+    def weighted(self, squares: Tensor) -> Tensor:
+        """Σ_jk C_jk s_ijk for each i of `squares` (c, m, n)."""
+        if self.entries is None:
+            weighted: Tensor = torch.mv(squares @ self.columns, self.rows)
+            return weighted
+        return torch.mv(squares.reshape(squares.shape[0], -1), self.entries.reshape(-1))
+
+
+def given_scales(
+    given: Sequence[Tensor] | Mapping[str, Tensor], parameters: Mapping[str, nn.Parameter]
+) -> dict[str, Scale]:
+    """Positive tensors, by name or in the order of `parameters`, checked against them."""
+    if isinstance(given, Mapping):
+        by_name = {name.removeprefix("_module."): tensor for name, tensor in given.items()}
+        missing = sorted(parameters.keys() - by_name.keys())
+        unknown = sorted(by_name.keys() - parameters.keys())
+        if missing or unknown:
+            raise ValueError(
+                "Expected ellipsoid to have one tensor for every trainable parameter; "
+                f"missing: {', '.join(missing) or 'none'}; unknown: {', '.join(unknown) or 'none'}."
+            )
+    else:
+        tensors = list(given)
+        if len(tensors) != len(parameters):
+            raise ValueError(
+                f"Expected ellipsoid to have {len(parameters)} tensors, one for every trainable "
+                f"parameter in the order of module.parameters(), found {len(tensors)}."
+            )
+        by_name = dict(zip(parameters, tensors, strict=True))
+    scales = {}
+    for name, parameter in parameters.items():
+        tensor = torch.as_tensor(by_name[name], device=parameter.device)
+        if tensor.shape != parameter.shape:
+            raise ValueError(
+                f"Expected ellipsoid[{name!r}] of shape {tuple(parameter.shape)}, "
+                f"found {tuple(tensor.shape)}."
+            )
+        tensor = accurate(tensor.to(torch.promote_types(tensor.dtype, torch.float16)))
+        if not bool(((tensor > 0) & tensor.isfinite()).all()):
+            raise ValueError(
+                f"Expected every entry of ellipsoid[{name!r}] to be positive and finite: give "
+                "coordinates you know nothing about a positive floor."
+            )
+        scales[name] = Scale.of(tensor.to(accurate(parameter.detach()).dtype))
+    return scales

@@ -1,0 +1,254 @@
+"""How examples meet parameters: norms, weighted sums and squares of per-example gradients.
+
+A use knows the gradient of every example with respect to one parameter without holding it:
+a parameter is a matrix of m rows (its first dimension) and n columns, the gradients are (b, m, n).
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from privagrad.torch.scales import Scale, accurate, as_matrix
+
+_CACHED = 2**18
+"""Numbers that stay close to the processor: examples are taken in chunks of about that size."""
+
+ALL = slice(None)
+
+
+class Use(ABC):
+    """The gradients of b examples with respect to `part`, some rows of a parameter."""
+
+    def __init__(self, parameter: nn.Parameter, examples: int, part: slice = ALL) -> None:
+        self.parameter, self.count, self.part = parameter, examples, part
+
+    @abstractmethod
+    def examples(self, start: int, stop: int) -> Tensor:
+        """The gradients of some examples, (stop - start, m, n), in memory of their own."""
+
+    @abstractmethod
+    def total(self, weights: Tensor) -> Tensor:
+        """Σ_i weights_i g_i, (m, n)."""
+
+    @abstractmethod
+    def keep(self, examples: Tensor) -> None:
+        """Set the gradients of all other examples to 0, whatever they hold."""
+
+    def squares(self, scale: Scale) -> Tensor:
+        """Σ_jk C_jk g_ijk² for each example, (b,)."""
+        parts = [scale.weighted(g.square_()) for g in self.chunks()]
+        return torch.cat(parts)
+
+    def moments(self) -> Tensor:
+        """Σ_i g_i², (m, n)."""
+        return torch.stack([g.square_().sum(0) for g in self.chunks()]).sum(0)
+
+    def chunks(self) -> Iterator[Tensor]:
+        size = max(1, _CACHED // max(1, self.width))
+        for start in range(0, self.count, size):
+            yield self.examples(start, min(start + size, self.count))
+
+    @property
+    def width(self) -> int:
+        """How many numbers one example's gradient has."""
+        return as_matrix(self.parameter)[self.part].numel()
+
+
+class Direct(Use):
+    """Gradients that are there: of biases, gains, and whatever no layer of ours knows."""
+
+    def __init__(self, parameter: nn.Parameter, gradients: Tensor, part: slice = ALL) -> None:
+        super().__init__(parameter, gradients.shape[0], part)
+        matrix = as_matrix(parameter)[part]
+        self.gradients = accurate(gradients).reshape(gradients.shape[0], *matrix.shape)
+
+    def examples(self, start: int, stop: int) -> Tensor:
+        return self.gradients[start:stop].clone()
+
+    def total(self, weights: Tensor) -> Tensor:
+        return torch.tensordot(weights, self.gradients, 1)
+
+    def keep(self, examples: Tensor) -> None:
+        self.gradients = self.gradients.masked_fill(~examples[:, None, None], 0.0)
+
+
+class Outer(Use):
+    """Σ_t d_it a_itᵀ: what multiplies inputs a (b, T, n) into outputs with gradients d (b, T, m)."""
+
+    def __init__(
+        self, parameter: nn.Parameter, inputs: Tensor, gradients: Tensor, part: slice = ALL
+    ) -> None:
+        super().__init__(parameter, inputs.shape[0], part)
+        kind = torch.promote_types(accurate(inputs).dtype, accurate(gradients).dtype)
+        self.inputs, self.gradients = inputs.to(kind), gradients.to(kind)
+
+    @classmethod
+    def joined(cls, uses: Sequence[Outer]) -> Outer:
+        """Several uses of the same rows by the same examples: one after the other."""
+        first = uses[0]
+        return cls(
+            first.parameter,
+            torch.cat([use.inputs for use in uses], 1),
+            torch.cat([use.gradients for use in uses], 1),
+            first.part,
+        )
+
+    def examples(self, start: int, stop: int) -> Tensor:
+        return torch.bmm(self.gradients[start:stop].transpose(1, 2), self.inputs[start:stop])
+
+    def squares(self, scale: Scale) -> Tensor:
+        _, steps, m = self.gradients.shape
+        n = self.inputs.shape[2]
+        if steps == 1:
+            return self._squares_of_single_rows(scale)
+        if scale.entries is None and steps * (m + n) < m * n:
+            return self._squares_by_gram_matrices(scale)
+        return self._squares_in_cache(scale)
+
+    def _squares_of_single_rows(self, scale: Scale) -> Tensor:
+        a, d = self.inputs[:, 0].square(), self.gradients[:, 0].square()
+        if scale.entries is None:
+            return torch.mv(a, scale.columns) * torch.mv(d, scale.rows)
+        return (torch.mm(d, scale.entries) * a).sum(1)
+
+    def _squares_by_gram_matrices(self, scale: Scale) -> Tensor:
+        """‖Σ_t d_t a_tᵀ‖² = Σ_tt' ⟨d_t, d_t'⟩ ⟨a_t, a_t'⟩, in coordinates where C is 1."""
+        _, steps, m = self.gradients.shape
+        size = max(1, _CACHED // (steps * (m + self.inputs.shape[2])))
+        parts = []
+        for start in range(0, self.count, size):
+            a, d = self.inputs[start : start + size], self.gradients[start : start + size]
+            products = torch.bmm(a * scale.columns, a.transpose(1, 2))
+            products *= torch.bmm(d * scale.rows, d.transpose(1, 2))
+            parts.append(products.sum((1, 2)))
+        # Rounding may leave a sum of squares below 0.
+        return torch.cat(parts).clamp_min_(0.0)
+
+    def _squares_in_cache(self, scale: Scale) -> Tensor:
+        _, steps, m = self.gradients.shape
+        n = self.inputs.shape[2]
+        size = max(1, _CACHED // (m * n))
+        buffer = self.inputs.new_empty(min(size, self.count), m, n)
+        squares = self.inputs.new_empty(self.count)
+        for start in range(0, self.count, size):
+            stop = min(start + size, self.count)
+            g = buffer[: stop - start]
+            d, a = self.gradients[start:stop].transpose(1, 2), self.inputs[start:stop]
+            if size == 1:
+                torch.mm(d[0], a[0], out=g[0])
+            else:
+                torch.bmm(d, a, out=g)
+            squares[start:stop] = scale.weighted(g.mul_(g))
+        return squares
+
+    def moments(self) -> Tensor:
+        if self.inputs.shape[1] == 1:
+            return self.gradients[:, 0].square().T @ self.inputs[:, 0].square()
+        return super().moments()
+
+    def total(self, weights: Tensor) -> Tensor:
+        a, d, w = self.inputs, self.gradients, weights[:, None, None]
+        # The smaller one is copied.
+        a, d = (a * w, d) if a.shape[2] <= d.shape[2] else (a, d * w)
+        return d.reshape(-1, d.shape[2]).T @ a.reshape(-1, a.shape[2])
+
+    def keep(self, examples: Tensor) -> None:
+        others = ~examples[:, None, None]
+        self.inputs = self.inputs.masked_fill(others, 0.0)
+        self.gradients = self.gradients.masked_fill(others, 0.0)
+
+
+class Rows(Use):
+    """Rows looked up by `index` (b, T), with gradients d (b, T, n); repeated rows are summed."""
+
+    def __init__(
+        self,
+        parameter: nn.Parameter,
+        index: Tensor,
+        gradients: Tensor,
+        ignored: int | None = None,
+    ) -> None:
+        super().__init__(parameter, index.shape[0])
+        rows = parameter.shape[0]
+        owners = torch.arange(index.shape[0], device=index.device)[:, None]
+        keys = (owners * rows + index).reshape(-1)
+        flat = accurate(gradients).reshape(-1, gradients.shape[-1])
+        if ignored is not None:
+            kept = index.reshape(-1) != ignored
+            keys, flat = keys[kept], flat[kept]
+        pairs, inverse = torch.unique(keys, return_inverse=True)
+        self.owners, self.rows = pairs // rows, pairs % rows
+        self.gradients = flat.new_zeros(len(pairs), flat.shape[1]).index_add_(0, inverse, flat)
+
+    def squares(self, scale: Scale) -> Tensor:
+        squares = self.gradients.square()
+        if scale.entries is None:
+            each = torch.mv(squares, scale.columns) * scale.rows[self.rows]
+        else:
+            each = (squares * scale.entries[self.rows]).sum(1)
+        return each.new_zeros(self.count).index_add_(0, self.owners, each)
+
+    def total(self, weights: Tensor) -> Tensor:
+        weighted = self.gradients * weights[self.owners, None]
+        return self._sum(weighted)
+
+    def moments(self) -> Tensor:
+        return self._sum(self.gradients.square())
+
+    def _sum(self, values: Tensor) -> Tensor:
+        return values.new_zeros(self.parameter.shape).index_add_(0, self.rows, values)
+
+    def examples(self, start: int, stop: int) -> Tensor:
+        chosen = (self.owners >= start) & (self.owners < stop)
+        dense = self.gradients.new_zeros(stop - start, *self.parameter.shape)
+        dense[self.owners[chosen] - start, self.rows[chosen]] = self.gradients[chosen]
+        return dense
+
+    def keep(self, examples: Tensor) -> None:
+        self.gradients = self.gradients.masked_fill(~examples[self.owners, None], 0.0)
+
+
+class Several(Use):
+    """The sum of several uses of one parameter by the same examples: tied weights."""
+
+    def __init__(self, uses: Sequence[Use]) -> None:
+        super().__init__(uses[0].parameter, uses[0].count)
+        self.uses = uses
+
+    def examples(self, start: int, stop: int) -> Tensor:
+        matrix = as_matrix(self.parameter)
+        first = self.uses[0].examples(start, stop)
+        dense = first.new_zeros(stop - start, *matrix.shape)
+        dense[:, self.uses[0].part] = first
+        for use in self.uses[1:]:
+            dense[:, use.part] += use.examples(start, stop)
+        return dense
+
+    def total(self, weights: Tensor) -> Tensor:
+        parts = [use.total(weights) for use in self.uses]
+        dense = parts[0].new_zeros(as_matrix(self.parameter).shape)
+        for use, part in zip(self.uses, parts, strict=True):
+            dense[use.part] += part
+        return dense
+
+    def keep(self, examples: Tensor) -> None:
+        for use in self.uses:
+            use.keep(examples)
+
+
+def separate(uses: Sequence[Use]) -> list[Use]:
+    """Uses of one parameter by the same examples, as uses of rows that do not overlap."""
+    if len(uses) == 1:
+        return list(uses)
+    parts = [range(*use.part.indices(as_matrix(use.parameter).shape[0])) for use in uses]
+    ordered = sorted(parts, key=lambda part: part.start)
+    if all(a.stop <= b.start for a, b in zip(ordered, ordered[1:], strict=False)):
+        return list(uses)
+    outers = [use for use in uses if type(use) is Outer]
+    if len(outers) == len(uses) and len(set(parts)) == 1:
+        return [Outer.joined(outers)]
+    return [Several(uses)]

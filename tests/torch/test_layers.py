@@ -1,0 +1,59 @@
+"""Every layer: bounded sums equal the dumbest loop over examples."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from tests.torch.reference import SCALES, assert_same, engine_sum, looped, middle_radius
+
+
+def squared(output: Tensor, target: Tensor) -> Tensor:
+    """A loss in which every output of an example counts, each with another weight."""
+    output = output[0] if isinstance(output, tuple) else output
+    weights = torch.linspace(0.5, 1.5, output[0].numel(), dtype=output.dtype)
+    flat = output.reshape(output.shape[0], -1) * weights
+    return (flat - target[:, None].to(output.dtype)).square().sum(1).mean()
+
+
+def build() -> dict[str, tuple[nn.Module, Tensor]]:
+    torch.manual_seed(0)
+    words = torch.randint(0, 9, (6, 7))
+    words[:, 3] = words[:, 1]  # repeated tokens
+    cases: dict[str, tuple[nn.Module, Tensor]] = {
+        "linear": (nn.Linear(5, 4), torch.randn(6, 5)),
+        "linear-no-bias": (nn.Linear(5, 4, bias=False), torch.randn(6, 5)),
+        "linear-sequence": (nn.Linear(5, 4), torch.randn(6, 7, 5)),
+        "linear-long-sequence": (nn.Linear(5, 4), torch.randn(6, 30, 5)),
+        "linear-wide-sequence": (nn.Linear(40, 30), torch.randn(6, 3, 40)),
+        "linear-grid": (nn.Linear(5, 4), torch.randn(6, 2, 3, 5)),
+        "embedding": (nn.Embedding(9, 4), words),
+        "embedding-padding": (nn.Embedding(9, 4, padding_idx=int(words[0, 0])), words),
+    }
+    return cases
+
+
+CASES = build()
+
+
+@pytest.mark.parametrize("kind", SCALES)
+@pytest.mark.parametrize("name", CASES)
+def test_bounded_sum_equals_the_loop(name: str, kind: str) -> None:
+    module, inputs = CASES[name]
+    targets = torch.linspace(-1, 1, len(inputs))
+    radius = middle_radius(module, squared, inputs, targets, kind)
+    expected = looped(module, squared, inputs, targets, kind, radius)
+    assert_same(engine_sum(module, squared, inputs, targets, kind, radius), expected)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_accumulated_parts_equal_the_whole(name: str) -> None:
+    module, inputs = CASES[name]
+    targets = torch.linspace(-1, 1, len(inputs))
+    radius = middle_radius(module, squared, inputs, targets, "general")
+    whole = looped(module, squared, inputs, targets, "general", radius)
+    parts = engine_sum(
+        module, squared, inputs, targets, "general", radius, max_physical_batch_size=4
+    )
+    assert_same(parts, whole)
