@@ -19,8 +19,8 @@ from privagrad.accounting import PrivacyPlan, PrivacyReport
 from privagrad.events import GaussianEvent
 from privagrad.noise import RandomState, random_source
 from privagrad.torch.loaders import (
-    PoissonBatches,
     Passes,
+    PoissonBatches,
     PrivateLoader,
     batch_size_of,
     rows_of,

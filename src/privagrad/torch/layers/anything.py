@@ -44,7 +44,7 @@ def anything(tape: Tape, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         with torch.no_grad():
             return plain(module, *args, **kwargs)
     chosen = [x for m, x in zip(mapped, leaves, strict=True) if m]
-    axes = ({name: 0 for name in parameters}, [0] * len(chosen))
+    axes = (dict.fromkeys(parameters, 0), [0] * len(chosen))
     return vmap(one, in_dims=axes, randomness="different")(parameters, chosen)
 
 
