@@ -72,12 +72,13 @@ class Tape:
         return self._count
 
     def examples(
-        self, module: nn.Module, tensor: Tensor, trailing: int = 1, default: Layout | None = None
+        self, module: nn.Module, tensor: Tensor, trailing: int = 1, own: Layout | None = None
     ) -> Arrange:
         """Where the examples are in `tensor`, and in all tensors that share its leading shape.
 
         Returns a function of a tensor and its number of trailing dimensions, which gives it the
-        shape (examples, rows of an example, trailing dimensions).
+        shape (examples, rows of an example, trailing dimensions). `own` is for layers that know
+        where their examples are, and cannot have them elsewhere.
         """
         self._calls[id(module)] += 1
         key = (id(module), self._calls[id(module)])
@@ -88,7 +89,7 @@ class Tape:
         count = self._count
         layout = self.layouts.get(key)
         if layout is None and count > 1:
-            layout = default or Layout(0 if self.batch_first or leading < 2 else 1)
+            layout = own or Layout(0 if self.batch_first or leading < 2 else 1)
             if leading == 0 or tensor.shape[layout.axis] != count:
                 if self.sightings is None:
                     raise ValueError(
@@ -97,6 +98,11 @@ class Tape:
                         "examples in the first dimension, or set batch_first."
                     )
                 layout = Layout(0)
+        if own is not None and layout is not None and layout.axis != own.axis:
+            raise ValueError(
+                f"Expected the examples in dimension {own.axis} of the input of "
+                f"{type(module).__name__}, found them in dimension {layout.axis}: check batch_first."
+            )
         chosen = layout or Layout(0)
         return lambda t, n: chosen.arrange(t, count, n)
 

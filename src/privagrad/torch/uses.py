@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
@@ -129,8 +130,7 @@ class Outer(Use):
         return torch.cat(parts).clamp_min_(0.0)
 
     def _squares_in_cache(self, scale: Scale) -> Tensor:
-        _, steps, m = self.gradients.shape
-        n = self.inputs.shape[2]
+        m, n = self.gradients.shape[2], self.inputs.shape[2]
         size = max(1, _CACHED // (m * n))
         buffer = self.inputs.new_empty(min(size, self.count), m, n)
         squares = self.inputs.new_empty(self.count)
@@ -152,6 +152,8 @@ class Outer(Use):
 
     def total(self, weights: Tensor) -> Tensor:
         a, d, w = self.inputs, self.gradients, weights[:, None, None]
+        if not d.is_contiguous() and d.transpose(0, 1).is_contiguous():
+            a, d, w = a.transpose(0, 1), d.transpose(0, 1), w.transpose(0, 1)
         # The smaller one is copied.
         a, d = (a * w, d) if a.shape[2] <= d.shape[2] else (a, d * w)
         return d.reshape(-1, d.shape[2]).T @ a.reshape(-1, a.shape[2])
@@ -246,7 +248,7 @@ def separate(uses: Sequence[Use]) -> list[Use]:
         return list(uses)
     parts = [range(*use.part.indices(as_matrix(use.parameter).shape[0])) for use in uses]
     ordered = sorted(parts, key=lambda part: part.start)
-    if all(a.stop <= b.start for a, b in zip(ordered, ordered[1:], strict=False)):
+    if all(a.stop <= b.start for a, b in pairwise(ordered)):
         return list(uses)
     outers = [use for use in uses if type(use) is Outer]
     if len(outers) == len(uses) and len(set(parts)) == 1:

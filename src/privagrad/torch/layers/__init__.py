@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from torch import nn
 
-from privagrad.torch.layers import embedding, linear
+from privagrad.torch.layers import embedding, gru, linear, lstm, rnn
 from privagrad.torch.layers._registry import LAYERS, Layer, layer
 from privagrad.torch.layers.anything import anything
 
-__all__ = ["LAYERS", "Layer", "embedding", "layer", "layer_of", "linear"]
+__all__ = ["LAYERS", "Layer", "embedding", "gru", "layer", "layer_of", "linear", "lstm", "rnn"]
 
 
 def layer_of(module: nn.Module) -> Layer:
