@@ -114,13 +114,16 @@ def test_packed_sequences(kind: str, option: str) -> None:
 def test_given_states_get_their_gradients() -> None:
     layer = made("lstm", "two-layers", batch_first=True)
     x = torch.randn(5, 6, 4)
-    found = []
-    for module in (layer, PrivateModule(layer, Tape(dict(layer.named_parameters())))):
+
+    def gradients(module: nn.Module) -> list[Tensor]:
         states = [torch.full((2, 5, 3), 0.1, requires_grad=True) for _ in range(2)]
         y, _ = module(x, tuple(states))
         y.square().sum().backward()
-        found.append([state.grad for state in states])
-    for a, b in zip(*found, strict=True):
+        return [state.grad for state in states]
+
+    expected = gradients(layer)
+    found = gradients(PrivateModule(layer, Tape(dict(layer.named_parameters()))))
+    for a, b in zip(found, expected, strict=True):
         assert torch.allclose(a, b, atol=1e-6)
 
 

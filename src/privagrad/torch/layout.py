@@ -34,13 +34,17 @@ class Layout:
 
     def arrange(self, tensor: Tensor, count: int, trailing: int) -> Tensor:
         """`tensor` as (count, rows of an example, its last `trailing` dimensions)."""
+        last = tensor.shape[tensor.dim() - trailing :]
+        if count == 0:
+            return tensor.reshape(0, 1, *last)
+        return self.view(tensor, count).reshape(count, -1, *last)
+
+    def view(self, tensor: Tensor, count: int) -> Tensor:
+        """`tensor` with the examples first, in the same memory."""
         size = tensor.shape[self.axis]
-        if count == 0 or size % count:
-            return tensor.reshape(0, 1, *tensor.shape[tensor.dim() - trailing :])
         split = (count, size // count) if self.together else (size // count, count)
         unflat = tensor.unflatten(self.axis, split)
-        first = unflat.movedim(self.axis if self.together else self.axis + 1, 0)
-        return first.reshape(count, -1, *tensor.shape[tensor.dim() - trailing :])
+        return unflat.movedim(self.axis if self.together else self.axis + 1, 0)
 
 
 @dataclass(frozen=True)
