@@ -8,20 +8,16 @@ help:
 	@echo "make demo     five optimizers at epsilon = 1: a table and a plot in demo-output/"
 	@echo "make test     the tests"
 	@echo "make check    lint, format, types"
-	@echo "make bench    side by side with peers (installs PyTorch and Opacus)"
+	@echo "make bench    side by side with peers, about 15 minutes"
 	@echo "make bench-estimators DATA=dir    the estimators and their peers on the data sets in dir"
 
 install: .venv/installed
 
+# PyTorch first and pinned: what depends on it would fetch another build.
 .venv/installed: pyproject.toml
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
-	touch $@
-
-# PyTorch first and pinned: what depends on it would fetch another build.
-.venv/bench: .venv/installed
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check torch==2.13.0
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[bench]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
 	touch $@
 
 demo: install
@@ -35,8 +31,10 @@ check: install
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-bench: .venv/bench
+bench: install
 	$(BIN)/python -W ignore -m benchmarks glm_step
+	$(BIN)/python -W ignore -m benchmarks lstm_step
+	$(BIN)/python -W ignore -m benchmarks layers
 
 bench-estimators: install
 	@test -n "$(DATA)" || { echo "usage: make bench-estimators DATA=dir"; exit 2; }

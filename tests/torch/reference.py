@@ -68,7 +68,7 @@ def looped(
         ]
         norm = sum((c * g * g).sum() for c, g in zip(scales, gradients, strict=True)).sqrt()
         for total, g in zip(totals, gradients, strict=True):
-            total += g * min(1.0, radius / float(norm))
+            total += g * min(1.0, radius / max(float(norm), 1e-30))
     return [total / count for total in totals]
 
 
@@ -122,3 +122,28 @@ def middle_radius(
         squares = [(c * g * g).sum() for c, g in zip(scales, found, strict=True) if g is not None]
         norms.append(float(sum(squares).sqrt()))
     return sorted(norms)[len(norms) // 2]
+
+
+def squared(output: Tensor, target: Tensor) -> Tensor:
+    """A loss in which every output of an example counts, each with another weight."""
+    output = output[0] if isinstance(output, tuple) else output
+    weights = torch.linspace(0.5, 1.5, output[0].numel(), dtype=output.dtype)
+    flat = output.reshape(output.shape[0], -1) * weights
+    return (flat - target[:, None].to(output.dtype)).square().sum(1).mean()
+
+
+def check(
+    module: nn.Module,
+    inputs: Tensor,
+    kind: str,
+    tolerance: float = 1e-5,
+    loss: Loss | None = None,
+    **options: Any,
+) -> None:
+    """The contract of every layer: the engine's bounded sum is that of the loop."""
+    loss = loss or squared
+    targets = torch.linspace(-1, 1, len(inputs))
+    radius = middle_radius(module, loss, inputs, targets, kind)
+    expected = looped(module, loss, inputs, targets, kind, radius)
+    found = engine_sum(module, loss, inputs, targets, kind, radius, **options)
+    assert_same(found, expected, tolerance)

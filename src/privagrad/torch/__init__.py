@@ -2,6 +2,7 @@
 
 from privagrad.torch.adaptive_sgd import AdaptiveSGD
 from privagrad.torch.engine import PrivacyEngine
+from privagrad.torch.linear_cross_entropy import LinearCrossEntropy
 from privagrad.torch.loaders import BatchMemoryManager
 from privagrad.torch.module import PrivateModule
 from privagrad.torch.moments import second_moments
@@ -11,6 +12,7 @@ from privagrad.torch.validator import ModuleValidator, UnsupportedModuleError
 __all__ = [
     "AdaptiveSGD",
     "BatchMemoryManager",
+    "LinearCrossEntropy",
     "ModuleValidator",
     "PrivacyEngine",
     "PrivateModule",

@@ -30,7 +30,7 @@ class AdaptiveSGD(Optimizer):
         super().__init__(params, {"lr": lr, "initial": initial, "squares": 0.0})
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
         loss = None
         if closure is not None:
             with torch.enable_grad():

@@ -164,8 +164,8 @@ def _differences(
         largest, where = part.max(1, keepdim=True)
         shares = torch.softmax(part, 1, out=out[rows])
         # log Σ exp without a second pass of exponentials: the largest share never vanishes.
-        log_sum = largest - shares.gather(1, where).log()
-        losses[rows] = (log_sum - part.gather(1, aim))[:, 0]
+        below = largest - part.gather(1, aim)
+        losses[rows] = (below - shares.gather(1, where).log())[:, 0]
         out[rows].scatter_add_(1, aim, part.new_full(aim.shape, -1.0))
     if not bool(counts.all()):
         out[~counts] = 0.0

@@ -59,7 +59,7 @@ class PrivateModule(nn.Module):
             try:
                 with undisturbed(self._module):
                     torch.manual_seed(0)
-                    kept = count_examples(*inputs, tape.batch_first)
+                    kept = count_examples(inputs[0], inputs[1], tape.batch_first)
                     with tape.passing(kept):
                         outputs = self._module(*inputs[0], **inputs[1])
                 return tape.sightings + [

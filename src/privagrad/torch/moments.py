@@ -1,10 +1,10 @@
-"""Second moments of per-example gradients, from public data or from the private gradients so far."""
+"""Second moments of per-example gradients, from public data or from private gradients so far."""
 
 from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sized
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -45,19 +45,18 @@ class SecondMoments:
         _validate.choice("per", per, ("coordinate", "row", "tensor"))
         self.floor, self.per = _validate.positive("floor", floor), per
         self.count = 0
-        self._names = {id(parameter): name for name, parameter in parameters.items()}
         self._sums = {
             name: torch.zeros(as_matrix(p).shape, dtype=torch.float64, device=p.device)
             for name, p in parameters.items()
         }
         self._shapes = {name: p.shape for name, p in parameters.items()}
 
-    def add(self, count: int, uses: Mapping[int, list[Use]], factor: float) -> None:
+    def add(self, count: int, uses: Mapping[str, list[Use]], factor: float) -> None:
         """Take in `count` examples; their gradients are `factor` times what the uses hold."""
         self.count += count
-        for key, group in uses.items():
+        for name, group in uses.items():
             for use in group:
-                self._sums[self._names[key]][use.part] += factor**2 * use.moments().double()
+                self._sums[name][use.part] += factor**2 * use.moments().double()
 
     def means(self) -> dict[str, Tensor]:
         """E[g²] of every parameter, in its shape, positive."""
@@ -118,9 +117,9 @@ def second_moments(
     tape = Tape(parameters, batch_first)
     private = PrivateModule(twin, tape).train()
     moments = SecondMoments(parameters, floor, per)
-    total = len(loader) if hasattr(loader, "__len__") else 0
+    total = len(loader) if isinstance(loader, Sized) else 0
     for batch in track(loader, total, "public moments"):
-        loss_of(private, batch, criterion).backward()  # type: ignore[no-untyped-call]
+        loss_of(private, batch, criterion).backward()
         count, uses = tape.collect()
         moments.add(count, uses, float(count) if loss_reduction == "mean" else 1.0)
     return moments.means()
@@ -152,8 +151,8 @@ class History:
     """Learns the ellipsoid from private gradients alone, at steps 16, 32, 64, ...
 
     Half the squared difference of consecutive private gradients has the mean Var(g)/b + s², s the
-    noise's own deviation; b times what exceeds s² estimates the moment of one example's gradient, and
-    what noise hides is a floor. It costs no privacy.
+    noise's own deviation; b times what exceeds s² estimates the moment of one example's gradient,
+    and what noise hides is a floor. It costs no privacy.
     """
 
     def __init__(self, power: float) -> None:
@@ -181,7 +180,7 @@ class History:
                 sums[2] += noise.double().square()
             self._before[name] = gradient
         self.count += not first
-        if self.count < _FIRST or self.count & (self.count - 1):
+        if first or self.count < _FIRST or self.count & (self.count - 1):
             return None
         self._before = {}
         return self._scales(optimizer, batch if mean else 1 / batch)

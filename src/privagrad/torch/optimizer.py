@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -17,7 +17,6 @@ from privagrad.torch.moments import History
 from privagrad.torch.processes import Processes
 from privagrad.torch.scales import Scale, as_matrix
 from privagrad.torch.tape import Tape
-from privagrad.torch.uses import Use
 
 FLOAT32 = 2.0**-10
 """What norms and sums in float32 may be off, counted as sensitivity."""
@@ -67,7 +66,7 @@ class PrivateOptimizer(Optimizer):
         self._flat = torch.zeros(dim, dtype=torch.float64)
         self._sums: dict[str, Tensor] = {}
 
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """One private step; or, for all but the last part of a large batch, its part of the sum."""
         loss = None
         if closure is not None:
@@ -86,42 +85,31 @@ class PrivateOptimizer(Optimizer):
         self.original_optimizer.zero_grad(set_to_none)
 
     def _add_batch(self) -> None:
+        """Bound the gradients that the last backward pass left and add them to the sums."""
         count, uses = self.tape.collect()
-        names = {id(parameter): name for name, parameter in self.tape.parameters.items()}
-        factor = float(count) if self.loss_reduction == "mean" else 1.0
         if not uses:
             return
-        norms = factor * self._squares(uses).sqrt_()
+        factor = float(count) if self.loss_reduction == "mean" else 1.0
+        each = [(name, use) for name, group in uses.items() for use in group]
+        squares = sum(use.squares(self.scales[name].part(use.part)) for name, use in each)
+        assert isinstance(squares, Tensor)
+        norms = factor * squares.sqrt()
+        weights = factor * (self.max_grad_norm / norms).clamp(max=1.0)
         finite = norms.isfinite()
-        weights = factor * (self.max_grad_norm / norms).clamp_(max=1.0)
         if not bool(finite.all()):
             self.non_finite += int((~finite).sum())
             weights = torch.where(finite, weights, 0.0)
-            for use in (use for group in uses.values() for use in group):
+            for _, use in each:
                 use.keep(finite)
-        for key, group in uses.items():
-            name = names[key]
-            matrix = as_matrix(self.tape.parameters[name])
-            for use in group:
-                total = use.total(weights.to(use_dtype(use, weights)))
-                if name not in self._sums and total.shape == matrix.shape:
+        for name, use in each:
+            total = use.total(weights)
+            if name not in self._sums:
+                shape = as_matrix(self.tape.parameters[name]).shape
+                if total.shape == shape:
                     self._sums[name] = total
                     continue
-                if name not in self._sums:
-                    self._sums[name] = torch.zeros(
-                        matrix.shape, dtype=total.dtype, device=total.device
-                    )
-                self._sums[name][use.part] += total
-
-    def _squares(self, uses: Mapping[int, list[Use]]) -> Tensor:
-        names = {id(parameter): name for name, parameter in self.tape.parameters.items()}
-        total: Tensor | None = None
-        for key, group in uses.items():
-            for use in group:
-                squares = use.squares(self.scales[names[key]].part(use.part))
-                total = squares if total is None else total + squares
-        assert total is not None
-        return total
+                self._sums[name] = torch.zeros(shape, dtype=total.dtype, device=total.device)
+            self._sums[name][use.part] += total
 
     def _release(self) -> None:
         self._charge()
@@ -196,7 +184,7 @@ class PrivateOptimizer(Optimizer):
         self.original_optimizer.param_groups = groups
 
     @property
-    def state(self) -> Any:  # type: ignore[override]
+    def state(self) -> Any:
         return self.original_optimizer.state
 
     @state.setter
@@ -204,7 +192,7 @@ class PrivateOptimizer(Optimizer):
         self.original_optimizer.state = state
 
     @property
-    def defaults(self) -> dict[str, Any]:  # type: ignore[override]
+    def defaults(self) -> dict[str, Any]:
         return self.original_optimizer.defaults
 
     def state_dict(self) -> dict[str, Any]:
@@ -222,7 +210,3 @@ class PrivateOptimizer(Optimizer):
     def __repr__(self) -> str:
         return f"Private{self.original_optimizer!r}"
 
-
-def use_dtype(use: Use, weights: Tensor) -> torch.dtype:
-    gradients = getattr(use, "gradients", None)
-    return weights.dtype if gradients is None else gradients.dtype

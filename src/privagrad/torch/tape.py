@@ -31,7 +31,7 @@ class Tape:
         self.open = False
         self.drawn: int | None = None
         self.sightings: list[Sighting] | None = None
-        self._trainable = {id(parameter) for parameter in parameters.values()}
+        self._names = {id(parameter): name for name, parameter in parameters.items()}
         self._calls: Counter[int] = Counter()
         self._count = 0
         self.forget()
@@ -54,7 +54,7 @@ class Tape:
         return self._backward is not None
 
     def trains(self, *parameters: Tensor | None) -> bool:
-        return any(id(parameter) in self._trainable for parameter in parameters)
+        return any(id(parameter) in self._names for parameter in parameters)
 
     @contextmanager
     def passing(self, count: int) -> Iterator[None]:
@@ -147,20 +147,20 @@ class Tape:
                 f"passes of {self._examples} and {count}."
             )
 
-    def collect(self) -> tuple[int, dict[int, list[Use]]]:
-        """How many examples there were, and by parameter (its id) how they used it."""
+    def collect(self) -> tuple[int, dict[str, list[Use]]]:
+        """How many examples there were, and by parameter how they used it."""
         if self._backward is None:
             raise RuntimeError(
                 "Expected loss.backward() before optimizer.step(), found no private gradients. "
                 "Call the module that make_private returned, in training mode, and backward() on "
                 "a loss of its output."
             )
-        by_parameter: dict[int, list[Use]] = {}
+        by_name: dict[str, list[Use]] = {}
         for use in self._uses:
-            by_parameter.setdefault(id(use.parameter), []).append(use)
+            by_name.setdefault(self._names[id(use.parameter)], []).append(use)
         count = self._examples
         self.forget()
-        return count, {key: separate(uses) for key, uses in by_parameter.items()}
+        return count, {name: separate(uses) for name, uses in by_name.items()}
 
 
 class _Rooted(torch.autograd.Function):

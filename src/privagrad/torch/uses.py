@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from privagrad.torch.scales import Scale, accurate, as_matrix
 
@@ -24,7 +24,7 @@ ALL = slice(None)
 class Use(ABC):
     """The gradients of b examples with respect to `part`, some rows of a parameter."""
 
-    def __init__(self, parameter: nn.Parameter, examples: int, part: slice = ALL) -> None:
+    def __init__(self, parameter: Tensor, examples: int, part: slice = ALL) -> None:
         self.parameter, self.count, self.part = parameter, examples, part
 
     @abstractmethod
@@ -62,7 +62,7 @@ class Use(ABC):
 class Direct(Use):
     """Gradients that are there: of biases, gains, and whatever no layer of ours knows."""
 
-    def __init__(self, parameter: nn.Parameter, gradients: Tensor, part: slice = ALL) -> None:
+    def __init__(self, parameter: Tensor, gradients: Tensor, part: slice = ALL) -> None:
         super().__init__(parameter, gradients.shape[0], part)
         matrix = as_matrix(parameter)[part]
         self.gradients = accurate(gradients).reshape(gradients.shape[0], *matrix.shape)
@@ -71,7 +71,7 @@ class Direct(Use):
         return self.gradients[start:stop].clone()
 
     def total(self, weights: Tensor) -> Tensor:
-        return torch.tensordot(weights, self.gradients, 1)
+        return torch.tensordot(weights.to(self.gradients.dtype), self.gradients, 1)
 
     def keep(self, examples: Tensor) -> None:
         self.gradients = self.gradients.masked_fill(~examples[:, None, None], 0.0)
@@ -81,7 +81,7 @@ class Outer(Use):
     """Σ_t d_it a_itᵀ: what multiplies inputs a (b, T, n) into outputs with gradients d (b, T, m)."""
 
     def __init__(
-        self, parameter: nn.Parameter, inputs: Tensor, gradients: Tensor, part: slice = ALL
+        self, parameter: Tensor, inputs: Tensor, gradients: Tensor, part: slice = ALL
     ) -> None:
         super().__init__(parameter, inputs.shape[0], part)
         kind = torch.promote_types(accurate(inputs).dtype, accurate(gradients).dtype)
@@ -151,7 +151,8 @@ class Outer(Use):
         return super().moments()
 
     def total(self, weights: Tensor) -> Tensor:
-        a, d, w = self.inputs, self.gradients, weights[:, None, None]
+        a, d = self.inputs, self.gradients
+        w = weights.to(d.dtype)[:, None, None]
         if not d.is_contiguous() and d.transpose(0, 1).is_contiguous():
             a, d, w = a.transpose(0, 1), d.transpose(0, 1), w.transpose(0, 1)
         # The smaller one is copied.
@@ -169,7 +170,7 @@ class Rows(Use):
 
     def __init__(
         self,
-        parameter: nn.Parameter,
+        parameter: Tensor,
         index: Tensor,
         gradients: Tensor,
         ignored: int | None = None,
@@ -195,7 +196,7 @@ class Rows(Use):
         return each.new_zeros(self.count).index_add_(0, self.owners, each)
 
     def total(self, weights: Tensor) -> Tensor:
-        weighted = self.gradients * weights[self.owners, None]
+        weighted = self.gradients * weights.to(self.gradients.dtype)[self.owners, None]
         return self._sum(weighted)
 
     def moments(self) -> Tensor:
