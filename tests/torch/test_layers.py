@@ -6,15 +6,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tests.torch.reference import SCALES, assert_same, engine_sum, looped, middle_radius
-
-
-def squared(output: Tensor, target: Tensor) -> Tensor:
-    """A loss in which every output of an example counts, each with another weight."""
-    output = output[0] if isinstance(output, tuple) else output
-    weights = torch.linspace(0.5, 1.5, output[0].numel(), dtype=output.dtype)
-    flat = output.reshape(output.shape[0], -1) * weights
-    return (flat - target[:, None].to(output.dtype)).square().sum(1).mean()
+from tests.torch.reference import (
+    SCALES,
+    assert_same,
+    engine_sum,
+    looped,
+    middle_radius,
+    squared,
+)
 
 
 def build() -> dict[str, tuple[nn.Module, Tensor]]:

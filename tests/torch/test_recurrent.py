@@ -67,7 +67,9 @@ def check(module: nn.Module, inputs: Tensor, kind: str) -> None:
 
 @pytest.mark.parametrize("batch_first", [True, False])
 @pytest.mark.parametrize(("kind", "option"), CASES)
-def test_outputs_and_input_gradients_are_pytorchs(kind: str, option: str, batch_first: bool) -> None:
+def test_outputs_and_input_gradients_are_pytorchs(
+    kind: str, option: str, batch_first: bool
+) -> None:
     module = Sequences(made(kind, option, batch_first=batch_first))
     x = torch.randn(5, 6, 4)
     plain, private = x.clone().requires_grad_(), x.clone().requires_grad_()

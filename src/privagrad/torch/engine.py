@@ -19,6 +19,7 @@ from privagrad.accounting import PrivacyPlan, PrivacyReport
 from privagrad.events import GaussianEvent
 from privagrad.noise import RandomState, random_source
 from privagrad.torch.loaders import (
+    Part,
     Passes,
     PoissonBatches,
     PrivateLoader,
@@ -92,8 +93,8 @@ class PrivacyEngine:
             The radius B of the ellipsoid {g : Σ C_j g_j² ≤ B²} that gradients are bounded to.
         ellipsoid : None, "pagan", "pasan", list or dict of positive tensors
             C. None: a ball, which is DP-SGD. Tensors: in the order of the module's trainable
-            parameters, or by name. "pagan" and "pasan": powers of the gradients' second moments, from
-            `public_loader`, or without it from the private gradients as training goes on;
+            parameters, or by name. "pagan" and "pasan": powers of the gradients' second moments,
+            from `public_loader`, or without it from the private gradients as training goes on;
             scaled so that max_grad_norm means what it means for a ball.
         public_loader : batches (inputs, targets) of PUBLIC data, optional
         criterion : callable, optional
@@ -132,12 +133,22 @@ class PrivacyEngine:
         tape = Tape(parameters, batch_first)
         batch_size = batch_size_of(data_loader, processes)
         event = _event(data_loader, noise, batch_size, poisson_sampling)
+        # Refuses samplings that cannot be composed, before anything is released.
+        PrivacyPlan((*self.accountant.events, *([event] if event else [])))
         once = event is not None and not poisson_sampling and takes_each_row_once(data_loader)
         passes = Passes()
 
         def charge() -> None:
+            passes.used += 1
+            new = passes.used <= passes.drawn
+            if poisson_sampling and event is not None and not new:
+                raise RuntimeError(
+                    "Expected one step() for each batch of the data loader that make_private "
+                    f"returned, found step {passes.used} after {passes.drawn} batches: the cost "
+                    "of a step is that of a batch drawn for it alone."
+                )
             # In the loader's own order a row is seen once a pass: its first step pays for all.
-            if once and passes.begun and passes.charged == passes.begun:
+            if once and new and passes.charged == passes.begun:
                 return
             passes.charged = passes.begun
             self.accountant.charge(event)
@@ -149,8 +160,11 @@ class PrivacyEngine:
             charge=charge, history=history,
         )  # fmt: skip
 
-        def announce(size: int, last: bool) -> None:
-            tape.drawn, private_optimizer.last_chunk = size, last
+        def announce(part: Part) -> None:
+            tape.drawn, private_optimizer.last_chunk = part.size, part.last
+            if part.first:
+                # Parts of a batch that was left before its end are in no step.
+                private_optimizer._sums.clear()
 
         batches: Any = data_loader.batch_sampler
         if poisson_sampling:
@@ -241,7 +255,7 @@ class PrivacyEngine:
         checkpoint_dict: dict[str, Any] | None = None,
         **_: Any,
     ) -> None:
-        """Model, optimizer, ellipsoid and everything spent so far, in one file, whole or not at all.
+        """Model, optimizer, ellipsoid and everything spent so far, in one file, whole or absent.
 
         Under several processes call it on each; the first one writes.
         """

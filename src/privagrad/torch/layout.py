@@ -68,14 +68,19 @@ def count_examples(args: Any, kwargs: Any, batch_first: bool) -> int:
     raise ValueError("Expected a tensor among the module's inputs, found none.")
 
 
-def first_examples(inputs: Any, count: int, kept: int, batch_first: bool) -> Any:
-    """The inputs of the first `kept` of `count` examples."""
+def first_examples(
+    inputs: Any, count: int, kept: int, batch_first: bool, all_of_them: bool
+) -> Any:
+    """The inputs of the first `kept` of `count` examples; `all_of_them`, or the first alone."""
     axes = (0, 1) if batch_first else (1, 0)
+    done = False
 
     def cut(leaf: Any) -> Any:
-        if isinstance(leaf, Tensor):
+        nonlocal done
+        if isinstance(leaf, Tensor) and (all_of_them or not done):
             for axis in axes:
                 if leaf.dim() > axis and leaf.shape[axis] == count:
+                    done = True
                     return leaf.narrow(axis, 0, kept)
         return leaf
 
@@ -94,9 +99,17 @@ def find_layouts(
         trainable parameters works on no example at all.
     """
     tried = min(count, TRIED)
-    most = first_examples(inputs, count, tried, batch_first)
-    some = first_examples(inputs, count, tried // 2, batch_first)
-    whole, half = run(most), run(some)
+    for all_of_them in (True, False):
+        # A mask among the inputs may be as large as the batch without being of it.
+        most = first_examples(inputs, count, tried, batch_first, all_of_them)
+        some = first_examples(inputs, count, tried // 2, batch_first, all_of_them)
+        try:
+            whole, half = run(most), run(some)
+            break
+        except (RuntimeError, IndexError, ValueError, AssertionError):
+            continue
+    else:
+        return {}
     if [s.key for s in whole] != [s.key for s in half]:
         return {}
     again: list[Sighting] | None = None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,7 +24,16 @@ from torch.utils.data import (
 from privagrad.sampling import poisson_batches
 from privagrad.torch.processes import Processes
 
-Announce = Callable[[int, bool], None]
+Announce = Callable[["Part"], None]
+
+
+@dataclass(frozen=True)
+class Part:
+    """What is announced before it is used: a batch, or a part of one."""
+
+    size: int
+    first: bool
+    last: bool
 
 
 class PoissonBatches(Sampler[list[int]]):
@@ -50,9 +59,9 @@ class PoissonBatches(Sampler[list[int]]):
 
 
 class SplitBatches(Sampler[list[int]]):
-    """Batches in parts of at most `most` rows; notes for each part whether it is the last."""
+    """Batches in parts of at most `most` rows, each noted; a row counts once in a batch."""
 
-    def __init__(self, batches: Any, most: int | None, notes: deque[tuple[int, bool]]) -> None:
+    def __init__(self, batches: Any, most: int | None, notes: deque[Part]) -> None:
         self.batches, self.most, self.notes = batches, most, notes
 
     def __len__(self) -> int:
@@ -63,20 +72,26 @@ class SplitBatches(Sampler[list[int]]):
         return len(self.batches) * max(1, math.ceil(size / self.most))
 
     def __iter__(self) -> Iterator[list[int]]:
-        for batch in self.batches:
+        for drawn in self.batches:
+            # A sampler with replacement would let one row move the sum by several bounds.
+            own = {row.item() if isinstance(row, Tensor) else row: row for row in drawn}
+            batch = list(own.values())
             most = self.most or max(1, len(batch))
             for start in range(0, max(1, len(batch)), most):
                 part = batch[start : start + most]
-                self.notes.append((len(part), start + most >= len(batch)))
+                self.notes.append(Part(len(part), start == 0, start + most >= len(batch)))
                 yield part
 
 
 @dataclass
 class Passes:
-    """How often a loader was started over, and the last pass that has been paid for."""
+    """How often a loader was started over and the last pass that has been paid for; how many
+    batches it has drawn and how many of them steps have used."""
 
     begun: int = 0
     charged: int = 0
+    drawn: int = 0
+    used: int = 0
 
 
 class PrivateLoader(DataLoader[Any]):
@@ -90,7 +105,7 @@ class PrivateLoader(DataLoader[Any]):
         passes: Passes,
         most: int | None = None,
     ) -> None:
-        self._notes: deque[tuple[int, bool]] = deque()
+        self._notes: deque[Part] = deque()
         self.announce, self.batches, self.passes = announce, batches, passes
         options: dict[str, Any] = {
             "num_workers": loader.num_workers,
@@ -117,18 +132,19 @@ class PrivateLoader(DataLoader[Any]):
         self._notes.clear()
         self.passes.begun += 1
         for batch in super().__iter__():
-            size, last = self._notes.popleft()
-            self.announce(size, last)
+            part = self._notes.popleft()
+            self.passes.drawn += part.last
+            self.announce(part)
             yield batch
 
 
 class CollateAny:
-    """Collates batches of any size: without rows, tensors of length 0 like those of the first row."""
+    """Collates batches of any size: without rows, tensors of length 0 like the first row's."""
 
-    def __init__(self, collate: Callable[[Sequence[Any]], Any], dataset: Any) -> None:
+    def __init__(self, collate: Callable[[list[Any]], Any], dataset: Any) -> None:
         self.collate, self.dataset = collate, dataset
 
-    def __call__(self, rows: Sequence[Any]) -> Any:
+    def __call__(self, rows: list[Any]) -> Any:
         if rows:
             return self.collate(rows)
         return tree_map(
@@ -166,7 +182,7 @@ def takes_each_row_once(loader: DataLoader[Any]) -> bool:
     sampler = loader.sampler
     plain = type(loader.batch_sampler) is BatchSampler
     if isinstance(sampler, RandomSampler):
-        return plain and not sampler.replacement
+        return plain and not sampler.replacement and sampler.num_samples <= rows_of(loader)
     return plain and isinstance(sampler, (SequentialSampler, DistributedSampler))
 
 

@@ -4,11 +4,35 @@ from __future__ import annotations
 
 from torch import nn
 
-from privagrad.torch.layers import embedding, gru, linear, lstm, rnn
+from privagrad.torch.layers import (
+    attention,
+    convolution,
+    embedding,
+    embedding_bag,
+    gru,
+    linear,
+    lstm,
+    normalization,
+    rnn,
+)
 from privagrad.torch.layers._registry import LAYERS, Layer, layer
 from privagrad.torch.layers.anything import anything
 
-__all__ = ["LAYERS", "Layer", "embedding", "gru", "layer", "layer_of", "linear", "lstm", "rnn"]
+__all__ = [
+    "LAYERS",
+    "Layer",
+    "attention",
+    "convolution",
+    "embedding",
+    "embedding_bag",
+    "gru",
+    "layer",
+    "layer_of",
+    "linear",
+    "lstm",
+    "normalization",
+    "rnn",
+]
 
 
 def layer_of(module: nn.Module) -> Layer:

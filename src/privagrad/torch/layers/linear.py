@@ -21,8 +21,8 @@ def projected(
     tape: Tape,
     module: nn.Module,
     x: Tensor,
-    weight: nn.Parameter,
-    bias: nn.Parameter | None,
+    weight: Tensor,
+    bias: Tensor | None,
     part: slice = ALL,
 ) -> Tensor:
     """x Wᵀ + b with some rows of W and b."""

@@ -1,0 +1,1 @@
+"""The paper's language model: WikiText-2, an LSTM, private optimizers."""

@@ -1,0 +1,170 @@
+"""A training goes on from a checkpoint as if it had never stopped, and no release is forgotten."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from privagrad.torch import PrivacyEngine
+from tests.torch.small import Run, private
+
+OPTIONS = {"noise_multiplier": 1.0, "poisson_sampling": True, "batch_size": 8}
+
+
+def adam(parameters: Any) -> torch.optim.Optimizer:
+    return torch.optim.Adam(parameters, lr=0.01)
+
+
+def fresh(engine: PrivacyEngine | None = None, **options: Any) -> Run:
+    return private(optimizer=adam, engine=engine, **(OPTIONS | options))
+
+
+def save(run: Run, path: Path) -> None:
+    run.engine.save_checkpoint(path=path, module=run.module, optimizer=run.optimizer)
+
+
+def load(path: Path, engine: PrivacyEngine | None = None, **options: Any) -> Run:
+    run = fresh(engine, **options)
+    run.engine.load_checkpoint(path=path, module=run.module, optimizer=run.optimizer)
+    return run
+
+
+def steps(run: Run) -> int:
+    return len(run.engine.accountant)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "checkpoint.pt"
+
+
+@pytest.mark.parametrize("kind", ["given", "pagan"])
+def test_everything_comes_back(path: Path, kind: str) -> None:
+    torch.manual_seed(0)
+    scales = [torch.rand(3, 5) + 0.5, torch.rand(3) + 0.5]
+    run = fresh(ellipsoid=scales if kind == "given" else "pagan")
+    for _ in range(3):  # beyond the step at which an ellipsoid has been learned
+        run.epoch()
+    run.engine.save_checkpoint(
+        path=path, module=run.module, optimizer=run.optimizer, checkpoint_dict={"epoch": 3}
+    )
+    again = fresh()
+    state = again.engine.load_checkpoint(path=path, module=again.module, optimizer=again.optimizer)
+    assert state["epoch"] == 3
+    for a, b in zip(run.optimizer.params, again.optimizer.params, strict=True):
+        assert torch.equal(a, b)
+        ours, theirs = run.optimizer.state[a], again.optimizer.state[b]
+        assert all(torch.equal(ours[key], theirs[key]) for key in ours)
+    assert run.optimizer.scales.keys() == again.optimizer.scales.keys()
+    for name, scale in run.optimizer.scales.items():
+        assert torch.equal(scale.full, again.optimizer.scales[name].full)
+        assert not torch.equal(scale.full, torch.ones_like(scale.full))
+    assert again.engine.get_epsilon(1e-5) == run.engine.get_epsilon(1e-5) > 0
+
+
+def test_a_resumed_run_is_on_the_same_curve(path: Path) -> None:
+    run, whole = fresh(), fresh()
+    run.epoch()
+    save(run, path)
+    resumed = load(path)
+    resumed.epoch()
+    for _ in range(2):
+        whole.epoch()
+    assert resumed.engine.accountant.events == whole.engine.accountant.events
+    assert resumed.engine.get_epsilon(1e-5) == whole.engine.get_epsilon(1e-5)
+
+
+@pytest.mark.parametrize("engines", ["one", "two"])
+def test_two_runs_from_one_checkpoint_are_both_paid(path: Path, engines: str) -> None:
+    run = fresh()
+    run.epoch()
+    save(run, path)
+    first = load(path)
+    first.epoch()
+    assert steps(first) == 16
+    second = load(path, first.engine if engines == "one" else None)
+    assert steps(second) == 16
+    second.epoch()
+    assert steps(second) == 24
+    assert steps(load(path)) == 24
+
+
+def test_a_run_that_goes_on_in_memory_forgets_nothing(path: Path) -> None:
+    run = fresh()
+    run.epoch()
+    save(run, path)
+    run.epoch()
+    run.engine.load_checkpoint(path=path, module=run.module, optimizer=run.optimizer)
+    run.epoch()
+    assert steps(run) == 24
+
+
+def test_a_file_that_is_written_over_counts_once(path: Path) -> None:
+    """The usual loop: load, train, save to the same place."""
+    run = fresh()
+    for passes in range(1, 5):
+        run.epoch()
+        save(run, path)
+        run = load(path)
+        assert steps(run) == 8 * passes
+
+
+def test_releases_without_noise_stay_infinite(path: Path) -> None:
+    run = fresh(noise_multiplier=0.0)
+    run.epoch()
+    save(run, path)
+    assert load(path).engine.get_epsilon(1e-5) == float("inf")
+
+
+def test_seeds_stay_seeds(path: Path) -> None:
+    run = fresh(random_state=3)
+    run.epoch()
+    save(run, path)
+    assert load(path).engine.report(1e-5).seeded
+
+
+def test_a_file_is_whole_or_not_there(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = fresh()
+    run.epoch()
+    save(run, path)
+    before = path.read_bytes()
+    run.epoch()
+
+    def fail(state: Any, file: Path) -> None:
+        file.write_bytes(b"half")
+        raise OSError("no space left")
+
+    monkeypatch.setattr(torch, "save", fail)
+    with pytest.raises(OSError, match="no space"):
+        save(run, path)
+    assert path.read_bytes() == before
+    with pytest.raises(OSError, match="no space"):
+        save(run, path.with_name("other.pt"))
+    assert not path.with_name("other.pt").exists()
+
+
+def test_other_files_are_refused(path: Path) -> None:
+    run = fresh()
+    with pytest.raises(FileNotFoundError, match="Expected a checkpoint"):
+        load(path)
+    torch.save({"module_state_dict": {}}, path)
+    with pytest.raises(ValueError, match="Expected a checkpoint of save_checkpoint"):
+        load(path)
+    run.engine.save_checkpoint(path=path, module=run.module)
+    with pytest.raises(ValueError, match="Expected an optimizer"):
+        load(path)
+
+
+def test_the_module_alone_may_be_loaded(path: Path) -> None:
+    run = fresh()
+    run.epoch()
+    save(run, path)
+    plain = nn.Linear(5, 3)
+    plain.load_state_dict(run.module._module.state_dict())
+    engine = PrivacyEngine()
+    engine.load_checkpoint(path=path, module=private(plain).module)
+    assert engine.get_epsilon(1e-5) == run.engine.get_epsilon(1e-5)

@@ -1,0 +1,176 @@
+"""Ellipsoids from public data and from private gradients; the paper's step size."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from privagrad.torch import AdaptiveSGD, second_moments
+from tests.torch.small import private, table
+
+POWER = {"pagan": -4 / 3, "pasan": -1.0}
+
+
+def moments(module: nn.Module, inputs: Tensor, targets: Tensor) -> dict[str, Tensor]:
+    """E[g²], one backward pass per example."""
+    names = [name for name, _ in module.named_parameters()]
+    total = {name: torch.zeros_like(p) for name, p in module.named_parameters()}
+    for x, y in zip(inputs, targets, strict=True):
+        loss = F.cross_entropy(module(x[None]), y[None])
+        for name, g in zip(names, torch.autograd.grad(loss, [*module.parameters()]), strict=True):
+            total[name] += g.square() / len(inputs)
+    return total
+
+
+def spread(moment: Tensor, per: str) -> Tensor:
+    if per == "row":
+        rest = tuple(range(1, moment.dim()))
+        return moment.mean(rest, keepdim=True).expand_as(moment) if rest else moment
+    return moment.mean().expand_as(moment) if per == "tensor" else moment
+
+
+def lopsided() -> tuple[nn.Module, Tensor, Tensor]:
+    torch.manual_seed(0)
+    inputs, targets = table(40).tensors
+    module = nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 3))
+    return module, inputs * torch.tensor([0.01, 0.1, 1.0, 3.0, 10.0]), targets
+
+
+@pytest.mark.parametrize("per", ["coordinate", "row", "tensor"])
+@pytest.mark.parametrize("name", POWER)
+def test_public_moments_shape_the_ellipsoid(name: str, per: str) -> None:
+    """C is σ to the paper's power; the mean squared norm is what it is in a ball."""
+    module, inputs, targets = lopsided()
+    found = moments(module, inputs, targets)
+    floored = {k: spread(m, per) + 0.2 * m.mean() for k, m in found.items()}
+    scales = {k: m ** (POWER[name] / 2) for k, m in floored.items()}
+    factor = sum(float(m.sum()) for m in floored.values()) / sum(
+        float((scales[k] * floored[k]).sum()) for k in floored
+    )
+    run = private(
+        module, ellipsoid=name, per=per, floor=0.2,
+        public_loader=DataLoader(TensorDataset(inputs, targets), 16),
+    )  # fmt: skip
+    for k, scale in run.optimizer.scales.items():
+        expected = factor * scales[k].reshape(scale.full.shape)
+        assert torch.allclose(scale.full, expected, rtol=1e-4)
+
+
+def test_moments_are_those_of_examples_for_any_batches() -> None:
+    module, inputs, targets = lopsided()
+    expected = moments(module, inputs, targets)
+    for batch_size in (1, 7, 40):
+        loader = DataLoader(TensorDataset(inputs, targets), batch_size)
+        found = second_moments(module, loader, floor=1e-9)
+        summed = second_moments(
+            module, loader, nn.CrossEntropyLoss(reduction="sum"), loss_reduction="sum", floor=1e-9
+        )
+        for k, moment in expected.items():
+            assert torch.allclose(found[k].float(), moment, rtol=1e-4, atol=1e-10)
+            assert torch.allclose(summed[k].float(), moment, rtol=1e-4, atol=1e-10)
+
+
+def test_public_moments_cost_and_change_nothing() -> None:
+    module, inputs, targets = lopsided()
+    before = [p.clone() for p in module.parameters()]
+    loader = DataLoader(TensorDataset(inputs, targets), 16)
+    run = private(module, ellipsoid="pagan", public_loader=loader, noise_multiplier=1.0)
+    assert len(run.engine.accountant) == 0
+    for p, old in zip(module.parameters(), before, strict=True):
+        assert torch.equal(p, old)
+        assert p.grad is None
+
+
+@pytest.mark.parametrize("name", POWER)
+def test_private_gradients_shape_the_ellipsoid(name: str) -> None:
+    """After 17 steps roughly, then ever better. Gradients are y x, whatever the weights."""
+    generator = torch.Generator().manual_seed(0)
+    sizes = torch.tensor([0.1, 0.3, 1.0, 3.0, 10.0])
+    inputs = torch.randn(512, 5, generator=generator) * sizes
+    signs = torch.randint(0, 2, (512,), generator=generator) * 2.0 - 1
+    run = private(
+        nn.Linear(5, 1, bias=False), TensorDataset(inputs, signs), 32,
+        ellipsoid=name, noise_multiplier=1e-4, max_grad_norm=100.0, poisson_sampling=True,
+        random_state=1,
+    )  # fmt: skip
+    expected = sizes ** POWER[name] / sizes[0] ** POWER[name]
+    step = 0
+    for _ in range(18):
+        for x, y in run.loader:
+            run.step(lambda out, y: (out[:, 0] * y).mean(), x, y)
+            step += 1
+            scale = run.optimizer.scales["weight"].full[0]
+            if step < 17:
+                assert torch.equal(scale, torch.ones(5))
+            if step == 17:
+                assert torch.all((scale / scale[0] / expected).log().abs() < 1.0)
+    assert torch.all((scale / scale[0] / expected).log().abs() < 0.3)
+    norm = float((scale * sizes.square()).sum())
+    assert norm == pytest.approx(float(sizes.square().sum()), rel=0.5)
+
+
+def test_noise_is_not_taken_for_gradients() -> None:
+    """Where noise hides everything the ellipsoid stays close to the ball."""
+    run = private(
+        nn.Linear(30, 3), table(64, 30), 16,
+        ellipsoid="pagan", noise_multiplier=50.0, poisson_sampling=True, random_state=1,
+    )  # fmt: skip
+    for _ in range(20):
+        run.epoch()
+    for scale in run.optimizer.scales.values():
+        assert float(scale.full.max() / scale.full.min()) < 20
+    assert 0.02 < float(scale.full.mean()) < 50
+
+
+class TestAdaptiveSGD:
+    def test_steps_are_those_of_the_formula(self) -> None:
+        """x ← x - lr g / sqrt(initial + Σ_k ‖g_k‖²), each group by itself."""
+        torch.manual_seed(0)
+        groups = [[torch.randn(3, 2), torch.randn(4)], [torch.randn(5)]]
+        expected = [[t.clone() for t in group] for group in groups]
+        parameters = [[nn.Parameter(t.clone()) for t in group] for group in groups]
+        optimizer = AdaptiveSGD(
+            [{"params": parameters[0]}, {"params": parameters[1], "lr": 0.3, "initial": 2.0}],
+            lr=2.0,
+        )
+        squares = [0.0, 2.0]
+        for _ in range(5):
+            for index, group in enumerate(parameters):
+                gradients = [torch.randn_like(p) for p in group]
+                squares[index] += sum(float(g.square().sum()) for g in gradients)
+                size = (2.0, 0.3)[index] / math.sqrt(squares[index])
+                for p, g, e in zip(group, gradients, expected[index], strict=True):
+                    p.grad = g
+                    e -= size * g
+            optimizer.step()
+            for group, other in zip(parameters, expected, strict=True):
+                for p, e in zip(group, other, strict=True):
+                    assert torch.allclose(p, e, atol=1e-6)
+
+    def test_trains_privately_and_goes_on_from_its_state(self) -> None:
+        run = private(optimizer=AdaptiveSGD, noise_multiplier=1.0)
+        run.epoch()
+        squares = run.optimizer.param_groups[0]["squares"]
+        assert squares > 0
+        other = private(optimizer=AdaptiveSGD)
+        other.optimizer.load_state_dict(run.optimizer.state_dict())
+        assert other.optimizer.param_groups[0]["squares"] == squares
+
+    def test_without_gradients_nothing_moves(self) -> None:
+        p = nn.Parameter(torch.ones(2))
+        optimizer = AdaptiveSGD([p])
+        optimizer.step()
+        p.grad = torch.zeros(2)
+        optimizer.step()
+        assert torch.equal(p, torch.ones(2))
+
+    @pytest.mark.parametrize("options", [{"lr": 0.0}, {"lr": -1.0}, {"initial": -1.0}])
+    def test_bad_options(self, options: dict[str, Any]) -> None:
+        with pytest.raises(ValueError, match=next(iter(options))):
+            AdaptiveSGD([nn.Parameter(torch.ones(2))], **options)
