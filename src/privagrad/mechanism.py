@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.random import Generator
@@ -83,23 +85,73 @@ class GaussianSum:
         return units
 
     def add_noise(self, units: Vector, source: RandomSource, pool: Executor | None = None) -> None:
-        """units ← round(units) + round(N(0, (z · sensitivity / grid)²)), in place.
-
-        `units` may be a part of the vector: the parts' noises are independent.
-        """
-        deviation = self._deviation
+        """units ← round(units) + round(N(0, (z · sensitivity / grid)²)), in place."""
 
         def add_to_span(lane: Generator, start: int, stop: int) -> None:
             for first in range(start, stop, _BLOCK):
-                normals = lane.standard_normal(min(_BLOCK, stop - first))
-                _add_normals(units, first, normals, deviation)
+                block = units[first : min(first + _BLOCK, stop)]
+                _add_normals(block, lane.standard_normal(block.size), self._deviation)
 
-        if units.size < _SPLIT_FROM:
-            add_to_span(source.lanes[0], 0, units.size)
-        else:
-            edges = np.linspace(0, units.size, len(source.lanes) + 1).astype(int).tolist()
-            run = map if pool is None else pool.map
-            list(run(add_to_span, source.lanes, edges[:-1], edges[1:]))
+        _over_lanes(add_to_span, source.lanes, units.size, pool)
+
+    def release_parts(
+        self,
+        parts: Sequence[Part],
+        units: Vector,
+        source: RandomSource,
+        radius: float = 1.0,
+        pool: Executor | None = None,
+        combine: Callable[[Vector], None] | None = None,
+        noisy: bool = True,
+    ) -> None:
+        """`release` of a vector in parts, each with its own arrays; A is diag(scale)/radius².
+
+        `units` is memory for the whole vector. Where several processes hold shares of the sum,
+        `combine` adds their units up, and one of them alone is `noisy`.
+        """
+        edges = np.cumsum([0, *(part.total.size for part in parts)])
+        inverse = 1 / (self.grid * radius)
+        factor = self.grid * radius / self.batch_size
+
+        def release_span(lane: Generator, start: int, stop: int) -> None:
+            for part, first, last in zip(parts, edges[:-1], edges[1:], strict=True):
+                for low in range(max(start, first), min(stop, last), _BLOCK):
+                    high = min(low + _BLOCK, stop, last)
+                    block, place = units[low:high], slice(low - first, high - first)
+                    _to_units(part.total[place], part.root_scale[place], inverse, block)
+                    if noisy:
+                        _add_normals(block, lane.standard_normal(block.size), self._deviation)
+                    if combine is None:
+                        _from_units(block, part.root_scale[place], factor, part.out[place])
+
+        _over_lanes(release_span, source.lanes, units.size, pool)
+        if combine is not None:
+            combine(units)
+            for part, first, last in zip(parts, edges[:-1], edges[1:], strict=True):
+                _from_units(units[first:last], part.root_scale, factor, part.out)
+
+
+class Part(NamedTuple):
+    """Some coordinates, flat: the bounded sum, sqrt(scale), where the private mean goes."""
+
+    total: Any
+    root_scale: Any
+    out: Any
+
+
+def _over_lanes(
+    work: Callable[[Generator, int, int], None],
+    lanes: Sequence[Generator],
+    size: int,
+    pool: Executor | None,
+) -> None:
+    """Spans of a long vector go to the lanes, a short one to the first."""
+    if size < _SPLIT_FROM:
+        work(lanes[0], 0, size)
+        return
+    edges = np.linspace(0, size, len(lanes) + 1).astype(int).tolist()
+    run = map if pool is None else pool.map
+    list(run(work, lanes, edges[:-1], edges[1:]))
 
 
 def bounded_units(vectors: Vector, grid: float) -> tuple[Vector, int, int]:
@@ -126,12 +178,24 @@ def _power_of_two_below(value: float) -> float:
 
 
 @kernel()
-def _add_normals(units: Vector, first: int, normals: Vector, deviation: float) -> None:
+def _add_normals(units: Vector, normals: Vector, deviation: float) -> None:
     for k in range(normals.size):
-        units[first + k] = np.rint(units[first + k]) + np.rint(normals[k] * deviation)
+        units[k] = np.rint(units[k]) + np.rint(normals[k] * deviation)
 
 
 @kernel()
 def _unwhiten(units: Vector, unwhiten: Vector, factor: float) -> None:
     for j in range(units.size):
         units[j] *= factor * unwhiten[j]
+
+
+@kernel()
+def _to_units(total: Any, root_scale: Any, inverse: float, units: Vector) -> None:
+    for j in range(units.size):
+        units[j] = np.rint(np.float64(total[j]) * np.float64(root_scale[j]) * inverse)
+
+
+@kernel()
+def _from_units(units: Vector, root_scale: Any, factor: float, out: Any) -> None:
+    for j in range(units.size):
+        out[j] = units[j] * factor / np.float64(root_scale[j])

@@ -13,8 +13,6 @@ LANES = 4
 """Independent generators of one source: large draws are split among them, whatever the machine,
 so that a seed gives the same numbers with any number of threads."""
 
-_CHACHA_ROUNDS = 20
-
 RandomState = int | Generator | None
 
 
@@ -31,10 +29,10 @@ class RandomSource:
 
 
 def secure_generator() -> Generator:
-    """A generator on ChaCha20 with a fresh 256-bit key from the operating system."""
-    from randomgen import ChaCha
+    """A generator on AES-128 in counter mode with a fresh key from the operating system."""
+    from randomgen import AESCounter
 
-    return Generator(ChaCha(key=secrets.randbits(256), rounds=_CHACHA_ROUNDS))
+    return Generator(AESCounter(key=secrets.randbits(128)))
 
 
 def random_source(random_state: RandomState = None) -> RandomSource:

@@ -103,6 +103,16 @@ def test_a_run_that_goes_on_in_memory_forgets_nothing(path: Path) -> None:
     assert steps(run) == 24
 
 
+def test_a_run_that_loads_its_own_file_is_seen_by_others(path: Path) -> None:
+    run = fresh()
+    run.epoch()
+    save(run, path)
+    run.engine.load_checkpoint(path=path, module=run.module, optimizer=run.optimizer)
+    run.epoch()
+    assert steps(run) == 16
+    assert steps(load(path)) == 16
+
+
 def test_a_file_that_is_written_over_counts_once(path: Path) -> None:
     """The usual loop: load, train, save to the same place."""
     run = fresh()

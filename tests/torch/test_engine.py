@@ -280,11 +280,11 @@ class TestAccounts:
         assert private(noise_multiplier=1.0).engine.get_epsilon(1e-5) == 0.0
 
     def test_a_step_is_charged_before_its_release(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        def fail(*_: Any) -> None:
+        def fail(*_: Any, **__: Any) -> None:
             raise OSError("no randomness left")
 
         run = private(noise_multiplier=1.0, poisson_sampling=True)
-        monkeypatch.setattr(GaussianSum, "add_noise", fail)
+        monkeypatch.setattr(GaussianSum, "release_parts", fail)
         with pytest.raises(OSError, match="no randomness"):
             run.epoch()
         assert run.engine.accountant.events[0].count == 1

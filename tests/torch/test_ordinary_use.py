@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import io
+import pickle
 from collections.abc import Callable
 from typing import Any
 
@@ -172,8 +174,8 @@ def test_class_weights_are_factors(loss: Callable[..., Tensor]) -> None:
     def weighted(out: Tensor, y: Tensor) -> Tensor:
         return loss(out.log_softmax(1), y, weight=WEIGHTS)
 
-    expected = looped(module, factors, FEATURES, LABELS, "ball", 0.5)
-    assert_same(engine_sum(module, weighted, FEATURES, LABELS, "ball", 0.5), expected)
+    expected = looped(module, factors, FEATURES, LABELS, "ball", 1e3)
+    assert_same(engine_sum(module, weighted, FEATURES, LABELS, "ball", 1e3), expected)
 
 
 class Heads(nn.Module):
@@ -354,6 +356,22 @@ def test_metrics_of_training_outputs() -> None:
         assert repr(loss).startswith("tensor(")
     assert len(kept) == 4
     assert float(total) > 0
+
+
+def test_copies_of_outputs_are_plain_tensors() -> None:
+    run = private()
+    for x, _ in run.loader:
+        out = run.module(x)
+        file = io.BytesIO()
+        torch.save(out, file)
+        file.seek(0)
+        for twin in (
+            copy.deepcopy(out.detach()),
+            pickle.loads(pickle.dumps(out.detach())),
+            torch.load(file, weights_only=True),
+        ):
+            assert type(twin) is Tensor
+            assert torch.equal(twin, out)
 
 
 def test_attributes_are_the_modules() -> None:

@@ -7,15 +7,16 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from privagrad.mechanism import GaussianSum
+from privagrad.mechanism import GaussianSum, Part
 from privagrad.noise import RandomSource
 from privagrad.torch.moments import History
 from privagrad.torch.processes import Processes
-from privagrad.torch.scales import Scale, as_matrix
+from privagrad.torch.scales import Scale, accurate, as_matrix
 from privagrad.torch.tape import Tape
 
 FLOAT32 = 2.0**-10
@@ -63,7 +64,7 @@ class PrivateOptimizer(Optimizer):
         self._source, self._processes, self._charge = source, processes, charge
         self._pool: ThreadPoolExecutor | None = None
         dim = sum(parameter.numel() for parameter in tape.parameters.values())
-        self._flat = torch.zeros(dim, dtype=torch.float64)
+        self._units = np.empty(dim)
         self._sums: dict[str, Tensor] = {}
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -113,53 +114,48 @@ class PrivateOptimizer(Optimizer):
 
     def _release(self) -> None:
         self._charge()
-        self._sum_up()
         mean = self.loss_reduction == "mean"
-        batch_size = self.expected_batch_size if mean else 1.0
+        totals = {name: self._sum_of(name, p) for name, p in self.tape.parameters.items()}
         if self.noise_multiplier > 0:
             mechanism = GaussianSum(
-                self._flat.numel(),
+                self._units.size,
                 self.noise_multiplier,
                 self.expected_batch_size,
                 slack=FLOAT32 * (1 + self.expected_batch_size * 2.0**-10),
             )
-            self._flat /= mechanism.grid
-            if self._processes.first:
-                mechanism.add_noise(self._flat.numpy(), self._source, self._threads())
-            else:
-                self._flat.round_()
-            self._processes.sum(self._flat)
-            self._flat *= mechanism.grid
-        else:
-            self._processes.sum(self._flat)
-        self._hand_out(batch_size)
-        if self.history is not None:
-            learned = self.history.learn(self)
-            self.scales = learned or self.scales
-
-    def _sum_up(self) -> None:
-        """The bounded sum of all chunks in whitened coordinates, one vector."""
-        position = 0
-        for name, parameter in self.tape.parameters.items():
-            span = self._flat[position : position + parameter.numel()]
-            position += parameter.numel()
-            total = self._sums.pop(name, None)
-            if total is None:
-                span.zero_()
-                continue
-            matrix = span.view(as_matrix(parameter).shape).copy_(total)
-            self.scales[name].whiten(matrix, self.max_grad_norm)
-
-    def _hand_out(self, batch_size: float) -> None:
-        position = 0
-        for name, parameter in self.tape.parameters.items():
-            span = self._flat[position : position + parameter.numel()]
-            position += parameter.numel()
-            matrix = span.view(as_matrix(parameter).shape)
-            self.scales[name].unwhiten(matrix, self.max_grad_norm / batch_size)
-            parameter.grad = matrix.reshape(parameter.shape).to(
-                parameter.device, parameter.dtype, copy=True
+            parts = [
+                Part(total.numpy(), self.scales[name].root, total.numpy())
+                for name, total in totals.items()
+            ]
+            mechanism.release_parts(
+                parts,
+                self._units,
+                self._source,
+                self.max_grad_norm,
+                self._threads(),
+                combine=self._processes.sum_array if self._processes.count > 1 else None,
+                noisy=self._processes.first,
             )
+            factor = 1.0 if mean else self.expected_batch_size
+        else:
+            for total in totals.values():
+                self._processes.sum(total)
+            factor = 1 / self.expected_batch_size if mean else 1.0
+        for name, parameter in self.tape.parameters.items():
+            gradient = totals[name].view(parameter.shape)
+            if factor != 1:
+                gradient.mul_(factor)
+            parameter.grad = gradient.to(parameter.device, parameter.dtype)
+        if self.history is not None:
+            self.scales = self.history.learn(self) or self.scales
+
+    def _sum_of(self, name: str, parameter: Tensor) -> Tensor:
+        """The bounded sum of all parts of the batch, flat, on the processor that adds the noise."""
+        total = self._sums.pop(name, None)
+        if total is None:
+            kind = accurate(parameter.detach()).dtype
+            return torch.zeros(parameter.numel(), dtype=kind)
+        return total.reshape(-1).cpu().contiguous()
 
     def _threads(self) -> ThreadPoolExecutor | None:
         if self._pool is None and (os.cpu_count() or 1) > 1:

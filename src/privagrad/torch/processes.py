@@ -10,6 +10,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from privagrad._validate import Vector
+
 
 @dataclass(frozen=True)
 class Processes:
@@ -44,6 +46,10 @@ class Processes:
             moved = self._to_device(values)
             dist.all_reduce(moved, group=self.group)
             values.copy_(moved)
+
+    def sum_array(self, values: Vector) -> None:
+        """`sum` of an array."""
+        self.sum(torch.from_numpy(values))
 
     def agree(self, values: Tensor) -> None:
         """Take the first process's `values`, in place."""

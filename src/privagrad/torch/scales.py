@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -49,27 +50,9 @@ class Scale:
         return torch.outer(self.rows, self.columns) if self.entries is None else self.entries
 
     @cached_property
-    def _root(self) -> Scale:
-        roots = [
-            None if t is None else t.sqrt().cpu() for t in (self.rows, self.columns, self.entries)
-        ]
-        return Scale(*roots)  # type: ignore[arg-type]
-
-    def whiten(self, matrix: Tensor, radius: float) -> None:
-        """matrix ← C^{1/2} matrix / radius, in place."""
-        root = self._root
-        if root.entries is not None:
-            matrix.mul_(root.entries).div_(radius)
-        else:
-            matrix.mul_(root.rows[:, None] / radius).mul_(root.columns)
-
-    def unwhiten(self, matrix: Tensor, radius: float) -> None:
-        """matrix ← radius C^{-1/2} matrix, in place."""
-        root = self._root
-        if root.entries is not None:
-            matrix.div_(root.entries).mul_(radius)
-        else:
-            matrix.mul_(radius / root.rows[:, None]).div_(root.columns)
+    def root(self) -> Any:
+        """C^{1/2}, flat, as an array."""
+        return self.full.sqrt().reshape(-1).cpu().numpy()
 
     def part(self, rows: slice) -> Scale:
         entries = None if self.entries is None else self.entries[rows]

@@ -7,6 +7,7 @@ is refused, and means over tokens are means over each example's own tokens.
 
 from __future__ import annotations
 
+import copy
 import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -113,10 +114,6 @@ class Note:
     def __init__(self, watch: Watch, made: Any, result: int | None, modified: int | None) -> None:
         self.watch, self.made, self.result, self.modified = watch, made, result, modified
 
-    def __reduce__(self) -> Any:
-        # Copies of a watched tensor have no history.
-        return (type(None), ())
-
     def __str__(self) -> str:
         func, *arguments = self.made
         constants = [x for x in tree_flatten(arguments)[0] if not isinstance(x, (Note, Tensor))]
@@ -202,13 +199,21 @@ class Watched(torch.Tensor):
         with torch._C.DisableTorchFunctionSubclass():
             return repr(self.as_subclass(Tensor))
 
+    def __deepcopy__(self, memo: Any) -> Any:
+        with torch._C.DisableTorchFunctionSubclass():
+            return copy.deepcopy(self.as_subclass(Tensor), memo)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        with torch._C.DisableTorchFunctionSubclass():
+            return self.as_subclass(Tensor).__reduce_ex__(protocol)
+
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if func is Tensor.backward:
             _before_backward(args[0])
         if func in _SILENT:
-            return super().__torch_function__(func, types, args, kwargs)  # type: ignore[no-untyped-call]
+            return super().__torch_function__(func, types, args, kwargs)
         with torch._C.DisableTorchFunctionSubclass():
             given, structure = tree_flatten([args, kwargs])
             versions = [_version(x) for x in given]
@@ -218,7 +223,7 @@ class Watched(torch.Tensor):
             call: Callable[..., Any] = special
             result = call(func, *args, **kwargs)
         else:
-            result = super().__torch_function__(func, types, args, kwargs)  # type: ignore[no-untyped-call]
+            result = super().__torch_function__(func, types, args, kwargs)
         watch = next((note.watch for note in notes if note is not None), None)
         if watch is None:
             return result
