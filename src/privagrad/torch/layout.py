@@ -68,9 +68,7 @@ def count_examples(args: Any, kwargs: Any, batch_first: bool) -> int:
     raise ValueError("Expected a tensor among the module's inputs, found none.")
 
 
-def first_examples(
-    inputs: Any, count: int, kept: int, batch_first: bool, all_of_them: bool
-) -> Any:
+def first_examples(inputs: Any, count: int, kept: int, batch_first: bool, all_of_them: bool) -> Any:
     """The inputs of the first `kept` of `count` examples; `all_of_them`, or the first alone."""
     axes = (0, 1) if batch_first else (1, 0)
     done = False

@@ -205,4 +205,3 @@ class PrivateOptimizer(Optimizer):
 
     def __repr__(self) -> str:
         return f"Private{self.original_optimizer!r}"
-
