@@ -50,7 +50,9 @@ def compare(task: str, contestants: tuple[str, ...], turns: int, steps: int) -> 
 
 
 def show(title: str, table: dict[str, Any]) -> None:
-    print(f"\n{title}\n{'':18}{'ms/step':>10}{'x plain':>9}{'peak MB':>9}{'x plain':>9}{'growth':>8}")
+    print(
+        f"\n{title}\n{'':18}{'ms/step':>10}{'x plain':>9}{'peak MB':>9}{'x plain':>9}{'growth':>8}"
+    )
     for name, row in table.items():
         if "error" in row:
             print(f"{name:18}{'does not run':>19}")

@@ -93,6 +93,14 @@ def test_two_runs_from_one_checkpoint_are_both_paid(path: Path, engines: str) ->
     assert steps(load(path)) == 24
 
 
+def test_what_a_run_releases_after_saving_is_paid_by_all(path: Path) -> None:
+    run = fresh()
+    run.epoch()
+    save(run, path)
+    run.epoch()
+    assert steps(load(path)) == 16
+
+
 def test_a_run_that_goes_on_in_memory_forgets_nothing(path: Path) -> None:
     run = fresh()
     run.epoch()

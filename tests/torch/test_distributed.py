@@ -15,6 +15,7 @@ import torch.distributed as dist
 
 from tests.statistics import assert_scale
 
+WORKER = "tests.torch.distributed_worker"
 ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.skipif(not dist.is_gloo_available(), reason="needs gloo")
 
@@ -23,8 +24,15 @@ def start(task: str, processes: int, folder: Path) -> list[subprocess.Popen[str]
     environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
     return [
         subprocess.Popen(
-            [sys.executable, "-m", "tests.torch.distributed_worker", task]
-            + [str(rank), str(processes), str(folder)],
+            [
+                sys.executable,
+                "-m",
+                "tests.torch.distributed_worker",
+                task,
+                str(rank),
+                str(processes),
+                str(folder),
+            ],
             cwd=ROOT,
             env=environment,
             stderr=subprocess.PIPE,

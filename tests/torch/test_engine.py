@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import (
     DataLoader,
+    DistributedSampler,
     IterableDataset,
     RandomSampler,
     Sampler,
@@ -435,3 +436,52 @@ def test_scales_are_told_apart() -> None:
     noise = np.random.default_rng(0).normal(size=630)
     assert scale_accepted(noise, 1.0)
     assert not scale_accepted(noise * 2 / 3, 1.0)
+
+
+class TestBatchesFromElsewhere:
+    """No sampling makes them cheaper: each costs a release over all rows."""
+
+    def test_twice_on_a_poisson_batch(self) -> None:
+        run = private(noise_multiplier=1.0, poisson_sampling=True)
+        x, y = next(iter(run.loader))
+        run.step(F.cross_entropy, x, y)
+        with pytest.warns(UserWarning, match="charged as if it held all rows"):
+            run.step(F.cross_entropy, x, y)
+        first, second = run.engine.accountant.events
+        assert (first.sampling, first.count) == ("poisson", 1)
+        assert (second.sampling, second.rate, second.count) == (None, 1.0, 1)
+        assert PrivacyPlan((first, second)).relation == "add-or-remove-one"
+
+    def test_batches_that_were_drawn_and_left_out_are_no_credit(self) -> None:
+        run = private(noise_multiplier=1.0, poisson_sampling=True)
+        for x, y in run.loader:
+            last = x, y
+        run.step(F.cross_entropy, *last)
+        with pytest.warns(UserWarning, match="all rows"):
+            run.step(F.cross_entropy, *last)
+
+    def test_rows_of_ones_own(self) -> None:
+        run = private(noise_multiplier=1.0, poisson_sampling=True)
+        with pytest.warns(UserWarning, match="make_private"):
+            run.step(F.cross_entropy, *table(16).tensors)
+        assert [event.sampling for event in run.engine.accountant.events] == [None]
+
+
+def test_a_distributed_sampler_that_repeats_rows_is_refused() -> None:
+    data = table(33)
+    sampler = DistributedSampler(data, num_replicas=2, rank=0)
+    module = nn.Linear(5, 3)
+    with pytest.raises(ValueError, match="drop_last=True"):
+        PrivacyEngine().make_private(
+            module=module,
+            optimizer=torch.optim.SGD(module.parameters(), lr=0.1),
+            data_loader=DataLoader(data, batch_size=4, sampler=sampler),
+            noise_multiplier=1.0,
+            max_grad_norm=1.0,
+            poisson_sampling=False,
+        )
+
+
+def test_lbfgs_is_refused() -> None:
+    with pytest.raises(ValueError, match="LBFGS"):
+        private(optimizer=torch.optim.LBFGS)

@@ -90,20 +90,35 @@ class TestSteps:
                 out.square().sum(1).mean().backward()
             break
 
-    def test_twice_on_a_poisson_batch(self) -> None:
-        """Its rate is that of one step: the second one would not be amplified."""
-        run = private(noise_multiplier=1.0, poisson_sampling=True)
+    def test_twice_on_a_part_of_a_batch(self) -> None:
+        run = private(max_physical_batch_size=4)
         x, y = next(iter(run.loader))
         run.step(F.cross_entropy, x, y)
-        with pytest.raises(RuntimeError, match=r"one step\(\) for each batch"):
+        with pytest.raises(RuntimeError, match="examples would count twice"):
             run.step(F.cross_entropy, x, y)
-        assert len(run.engine.accountant) == 1
 
-    def test_on_batches_of_another_loader(self) -> None:
-        run = private(noise_multiplier=1.0, poisson_sampling=True)
-        x, y = table(16).tensors
-        with pytest.raises(RuntimeError, match="data loader that make_private returned"):
-            run.step(F.cross_entropy, x, y)
+    def test_with_parameters_past_their_layers(self) -> None:
+        class Tied(nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.layer = nn.Linear(5, 5)
+
+            def forward(self, x: Tensor) -> Tensor:
+                return F.linear(self.layer(x), self.layer.weight)
+
+        run = private(Tied())
+        x, y = next(iter(run.loader))
+        F.cross_entropy(run.module(x), y).backward()
+        with pytest.raises(RuntimeError, match=r"by their own layers, found layer\.weight"):
+            run.optimizer.step()
+
+    def test_with_a_penalty_in_the_loss(self) -> None:
+        run = private()
+        x, y = next(iter(run.loader))
+        penalty = sum(p.square().sum() for p in run.module.parameters())
+        (F.cross_entropy(run.module(x), y) + penalty).backward()
+        with pytest.raises(RuntimeError, match="weight_decay"):
+            run.optimizer.step()
 
 
 class TestModules:

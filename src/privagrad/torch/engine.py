@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from privagrad.torch.loaders import (
     PoissonBatches,
     PrivateLoader,
     batch_size_of,
+    refuse_repeats,
     rows_of,
     takes_each_row_once,
 )
@@ -139,19 +141,15 @@ class PrivacyEngine:
         passes = Passes()
 
         def charge() -> None:
-            passes.used += 1
-            new = passes.used <= passes.drawn
-            if poisson_sampling and event is not None and not new:
-                raise RuntimeError(
-                    "Expected one step() for each batch of the data loader that make_private "
-                    f"returned, found step {passes.used} after {passes.drawn} batches: the cost "
-                    "of a step is that of a batch drawn for it alone."
-                )
+            fresh, passes.fresh = passes.fresh, False
+            if not fresh:
+                # No sampling makes a batch from elsewhere, or one used before, cheaper.
+                self.accountant.charge(event and _whole(event))
+                _warn_of_batches(poisson_sampling and event is not None)
             # In the loader's own order a row is seen once a pass: its first step pays for all.
-            if once and new and passes.charged == passes.begun:
-                return
-            passes.charged = passes.begun
-            self.accountant.charge(event)
+            elif not (once and passes.charged == passes.begun):
+                passes.charged = passes.begun
+                self.accountant.charge(event)
 
         private_optimizer = PrivateOptimizer(
             optimizer, tape, scales,
@@ -161,12 +159,11 @@ class PrivacyEngine:
         )  # fmt: skip
 
         def announce(part: Part) -> None:
-            tape.drawn, private_optimizer.last_chunk = part.size, part.last
-            if part.first:
-                # Parts of a batch that was left before its end are in no step.
-                private_optimizer._sums.clear()
+            tape.drawn = part.size
+            private_optimizer.begin_part(part.first, part.last)
 
         batches: Any = data_loader.batch_sampler
+        refuse_repeats(data_loader, poisson_sampling)
         if poisson_sampling:
             rows = rows_of(data_loader)
             batches = PoissonBatches(rows, batch_size, source.sampler, processes)
@@ -279,6 +276,7 @@ class PrivacyEngine:
         partial = final.with_name(final.name + ".part")
         torch.save(state, partial)
         os.replace(partial, final)
+        self.accountant.follow(final)
 
     def load_checkpoint(
         self,
@@ -327,6 +325,22 @@ def _event(
     return GaussianEvent(noise, purpose="gradients", under="replace-one")
 
 
+def _whole(event: GaussianEvent) -> GaussianEvent:
+    """The same release over rows that are not sampled."""
+    return GaussianEvent(event.noise_multiplier, purpose=event.purpose, under=event.relation)
+
+
+def _warn_of_batches(poisson: bool) -> None:
+    if poisson:
+        warnings.warn(
+            "A step was taken on a batch that the private data loader did not draw for it: it is "
+            "charged as if it held all rows. Take one step for each batch of the data loader that "
+            "make_private returned, or say poisson_sampling=False.",
+            UserWarning,
+            stacklevel=5,
+        )
+
+
 def _noise_multiplier(value: Any) -> float:
     return 0.0 if value == 0 else _validate.positive("noise_multiplier", value)
 
@@ -349,6 +363,11 @@ def _trainable(module: nn.Module, optimizer: Optimizer) -> dict[str, nn.Paramete
     if isinstance(optimizer, PrivateOptimizer) or isinstance(module, PrivateModule):
         raise ValueError(
             "Expected a module and an optimizer that are not private yet, found private ones."
+        )
+    if isinstance(optimizer, torch.optim.LBFGS):
+        raise ValueError(
+            "Expected an optimizer that takes one gradient a step, found LBFGS: every evaluation "
+            "of its closure would be a release of its own."
         )
     parameters = {name: p for name, p in module.named_parameters() if p.requires_grad}
     if not parameters:

@@ -119,8 +119,8 @@ def find_layouts(
             if _same(a.tensor, again[position].tensor):
                 raise ValueError(
                     f"Expected a module that treats every example by itself, found that {a.name} "
-                    "sees other values for an example when other examples are beside it. Statistics "
-                    "over the batch cannot be private: normalise each example by itself "
+                    "sees other values for an example when other examples are beside it. "
+                    "Statistics over the batch cannot be private: normalise each example by itself "
                     "(GroupNorm, LayerNorm)."
                 )
             layout = _compare(a, b, tried, same=False)
@@ -141,8 +141,8 @@ def _compare(a: Sighting, b: Sighting, count: int, same: bool) -> Layout | None:
             return Layout(0)
         raise ValueError(
             f"Expected {a.name} to work on the examples of the batch, found an input of shape "
-            f"{tuple(a.tensor.shape)} that is the same for every batch: its gradient cannot be told "
-            "apart by example. Repeat its input for every example, for instance with "
+            f"{tuple(a.tensor.shape)} that is the same for every batch: its gradient cannot be "
+            "told apart by example. Repeat its input for every example, for instance with "
             "expand(batch_size, ...)."
         )
     axis = differing[0]

@@ -85,13 +85,12 @@ class SplitBatches(Sampler[list[int]]):
 
 @dataclass
 class Passes:
-    """How often a loader was started over and the last pass that has been paid for; how many
-    batches it has drawn and how many of them steps have used."""
+    """How often a loader was started over, the last pass that has been paid for, and whether its
+    last batch still waits for a step."""
 
     begun: int = 0
     charged: int = 0
-    drawn: int = 0
-    used: int = 0
+    fresh: bool = False
 
 
 class PrivateLoader(DataLoader[Any]):
@@ -133,7 +132,7 @@ class PrivateLoader(DataLoader[Any]):
         self.passes.begun += 1
         for batch in super().__iter__():
             part = self._notes.popleft()
-            self.passes.drawn += part.last
+            self.passes.fresh = True
             self.announce(part)
             yield batch
 
@@ -173,8 +172,25 @@ def batch_size_of(loader: DataLoader[Any], processes: Processes) -> int:
             "Expected a data loader with a batch_size, found none: make_private needs it for the "
             "sampling rate."
         )
-    shared = isinstance(loader.sampler, DistributedSampler)
+    sampler = loader.sampler
+    shared = isinstance(sampler, DistributedSampler)
     return min(int(size) * (processes.count if shared else 1), rows_of(loader))
+
+
+def refuse_repeats(loader: DataLoader[Any], poisson: bool) -> None:
+    """Refuse a sampler that hands the same row to two processes to fill up their shares."""
+    sampler = loader.sampler
+    if (
+        not poisson
+        and isinstance(sampler, DistributedSampler)
+        and not sampler.drop_last
+        and rows_of(loader) % sampler.num_replicas
+    ):
+        raise ValueError(
+            f"Expected a DistributedSampler that repeats no rows, found one that fills up "
+            f"{rows_of(loader)} rows for {sampler.num_replicas} processes: set drop_last=True, or "
+            "poisson_sampling=True."
+        )
 
 
 def takes_each_row_once(loader: DataLoader[Any]) -> bool:

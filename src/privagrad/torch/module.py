@@ -35,6 +35,8 @@ class PrivateModule(nn.Module):
         self._tried = False
         for child in _owners(module, tape):
             child.forward = Tapped(tape, child, layer_of(child))
+        for name, parameter in tape.parameters.items():
+            parameter.register_hook(_Stray(tape, name))
         self._known = self._parts()
         self.train(module.training)
 
@@ -102,6 +104,16 @@ class PrivateModule(nn.Module):
             return super().__getattr__(name)
         except AttributeError:
             return getattr(super().__getattr__("_module"), name)
+
+
+class _Stray:
+    """Hears of gradients that reach a parameter itself: those of examples never do."""
+
+    def __init__(self, tape: Tape, name: str) -> None:
+        self.tape, self.name = tape, name
+
+    def __call__(self, gradient: Tensor) -> None:
+        self.tape.note_stray(self.name)
 
 
 class Tapped:

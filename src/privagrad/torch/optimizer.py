@@ -59,7 +59,7 @@ class PrivateOptimizer(Optimizer):
         self.noise_multiplier, self.max_grad_norm = noise_multiplier, max_grad_norm
         self.expected_batch_size = expected_batch_size
         self.loss_reduction = loss_reduction
-        self.last_chunk = True
+        self.last_chunk = self._waits = True
         self.non_finite = 0
         self._source, self._processes, self._charge = source, processes, charge
         self._pool: ThreadPoolExecutor | None = None
@@ -81,6 +81,12 @@ class PrivateOptimizer(Optimizer):
         self.original_optimizer.step()
         return loss
 
+    def begin_part(self, first: bool, last: bool) -> None:
+        """A batch, or a part of one, comes next; what was left of a batch broken off is dropped."""
+        if first:
+            self._sums.clear()
+        self.last_chunk, self._waits = last, True
+
     def zero_grad(self, set_to_none: bool = True) -> None:
         self.tape.forget()
         self.original_optimizer.zero_grad(set_to_none)
@@ -88,6 +94,12 @@ class PrivateOptimizer(Optimizer):
     def _add_batch(self) -> None:
         """Bound the gradients that the last backward pass left and add them to the sums."""
         count, uses = self.tape.collect()
+        if not (self.last_chunk or self._waits):
+            raise RuntimeError(
+                "Expected one step() for each part of a batch, found a second one: its examples "
+                "would count twice."
+            )
+        self._waits = False
         if not uses:
             return
         factor = float(count) if self.loss_reduction == "mean" else 1.0
@@ -172,7 +184,7 @@ class PrivateOptimizer(Optimizer):
         return list(self.tape.parameters.values())
 
     @property
-    def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
+    def param_groups(self) -> list[dict[str, Any]]:
         return self.original_optimizer.param_groups
 
     @param_groups.setter
@@ -190,6 +202,10 @@ class PrivateOptimizer(Optimizer):
     @property
     def defaults(self) -> dict[str, Any]:
         return self.original_optimizer.defaults
+
+    @defaults.setter
+    def defaults(self, defaults: dict[str, Any]) -> None:
+        self.original_optimizer.defaults = defaults
 
     def state_dict(self) -> dict[str, Any]:
         return self.original_optimizer.state_dict()

@@ -18,8 +18,8 @@ Entry = tuple[str, GaussianEvent]
 class Spending:
     """Counts releases by run and event.
 
-    A run that goes on from a checkpoint notes each release in a file beside that checkpoint, so
-    that another run from the same checkpoint, in any process, counts it too.
+    A run that goes on from a checkpoint, the one that wrote it or another, notes each release in
+    a file beside that checkpoint, so that any later run from it, in any process, counts it too.
     """
 
     def __init__(self) -> None:
@@ -30,15 +30,16 @@ class Spending:
 
     def charge(self, event: GaussianEvent | None) -> None:
         """Note one release, before it is made; None: one without noise."""
+        record: dict[str, Any] = {"run": self.run, "event": None}
         if event is None:
             self.unprotected += 1
         else:
             entry = (self.run, replace(event, count=1))
             self.counts[entry] = self.counts.get(entry, 0) + 1
-        line = json.dumps({"run": self.run, "event": None if event is None else asdict(event)})
+            record |= {"event": asdict(entry[1]), "count": self.counts[entry]}
         for journal in self._journals:
             with journal.open("a", encoding="utf-8") as file:
-                file.write(line + "\n")
+                file.write(json.dumps(record) + "\n")
 
     @property
     def events(self) -> tuple[GaussianEvent, ...]:
@@ -71,20 +72,22 @@ class Spending:
         self.unprotected = max(self.unprotected, int(state["unprotected"]))
         for record in state["counts"]:
             self._at_least(record["run"], record["event"], int(record["count"]))
-        journal = checkpoint.with_name(checkpoint.name + ".resumed")
-        since: dict[str, int] = {}
-        if journal.exists():
-            for line in journal.read_text(encoding="utf-8").splitlines():
-                since[line] = since.get(line, 0) + 1
-        for line, count in since.items():
+        journal = self.follow(checkpoint)
+        lines = journal.read_text(encoding="utf-8").splitlines() if journal.exists() else []
+        for line in lines:
             record = json.loads(line)
             if record["event"] is None:
-                self.unprotected += count
+                self.unprotected += 1
             else:
-                self._at_least(record["run"], record["event"], count)
+                self._at_least(record["run"], record["event"], int(record["count"]))
+        self.run = uuid.uuid4().hex
+
+    def follow(self, checkpoint: Path) -> Path:
+        """From now on note releases beside this checkpoint too: they are made from it."""
+        journal = checkpoint.with_name(checkpoint.name + ".resumed")
         if journal not in self._journals:
             self._journals.append(journal)
-        self.run = uuid.uuid4().hex
+        return journal
 
     def _at_least(self, run: str, event: dict[str, Any], count: int) -> None:
         entry = (run, replace(GaussianEvent(**event), count=1))

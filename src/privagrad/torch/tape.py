@@ -45,6 +45,7 @@ class Tape:
     def forget(self) -> None:
         """Drop what the last backward pass left behind."""
         self._uses: list[Use] = []
+        self._strays: dict[str, int] = {}
         self._backward: int | None = None
         self._examples = 0
 
@@ -101,7 +102,7 @@ class Tape:
         if own is not None and layout is not None and layout.axis != own.axis:
             raise ValueError(
                 f"Expected the examples in dimension {own.axis} of the input of "
-                f"{type(module).__name__}, found them in dimension {layout.axis}: check batch_first."
+                f"{type(module).__name__}, found them in dimension {layout.axis}: see batch_first."
             )
         chosen = layout or Layout(0)
         return lambda t, n: chosen.arrange(t, count, n)
@@ -147,6 +148,10 @@ class Tape:
                 f"passes of {self._examples} and {count}."
             )
 
+    def note_stray(self, name: str) -> None:
+        """A gradient has reached a parameter past its layer."""
+        self._strays[name] = torch._C._current_graph_task_id()
+
     def collect(self) -> tuple[int, dict[str, list[Use]]]:
         """How many examples there were, and by parameter how they used it."""
         if self._backward is None:
@@ -154,6 +159,14 @@ class Tape:
                 "Expected loss.backward() before optimizer.step(), found no private gradients. "
                 "Call the module that make_private returned, in training mode, and backward() on "
                 "a loss of its output."
+            )
+        strays = [name for name, backward in self._strays.items() if backward == self._backward]
+        if strays:
+            raise RuntimeError(
+                f"Expected parameters to be used by their own layers, found {', '.join(strays)} in "
+                "the loss by another way (a functional call, a penalty): that part of the gradient "
+                "belongs to no example. Share the layer or its parameter between modules instead, "
+                "and leave penalties to the optimizer's weight_decay."
             )
         by_name: dict[str, list[Use]] = {}
         for use in self._uses:

@@ -78,7 +78,7 @@ class Direct(Use):
 
 
 class Outer(Use):
-    """Σ_t d_it a_itᵀ: what multiplies inputs a (b, T, n) into outputs with gradients d (b, T, m)."""
+    """Σ_t d_it a_itᵀ: of a matrix with inputs a (b, T, n) and output gradients d (b, T, m)."""
 
     def __init__(
         self, parameter: Tensor, inputs: Tensor, gradients: Tensor, part: slice = ALL

@@ -86,9 +86,9 @@ def _problem(module: nn.Module) -> str | None:
 def _replacement(module: nn.Module) -> nn.Module | None:
     if isinstance(module, _BatchNorm) and module.num_features:
         reference = module.weight
-        options = (
-            {} if reference is None else {"device": reference.device, "dtype": reference.dtype}
-        )
+        options: dict[str, Any] = {}
+        if reference is not None:
+            options = {"device": reference.device, "dtype": reference.dtype}
         groups = _groups(module.num_features)
         return nn.GroupNorm(groups, module.num_features, module.eps, module.affine, **options)
     if isinstance(module, _InstanceNorm) and module.track_running_stats:

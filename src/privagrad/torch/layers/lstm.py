@@ -20,7 +20,7 @@ def lstm(tape: Tape, module: nn.LSTM, inputs: Any, before: Any = None) -> Any:
 
 
 class LSTMCell(Cell):
-    """i, f, o = σ(·), g = tanh(·) of the gates; c ← f c + i g; h ← o tanh(c), projected if asked."""
+    """i, f, o = σ(·), g = tanh(·) of the gates; c ← f c + i g; h ← o tanh(c), or P o tanh(c)."""
 
     states = 2
 

@@ -31,8 +31,8 @@ class Cell:
     """One layer in one direction over all times.
 
     `forward` goes from the inputs' part of the gates, (T, b, gates), to the states after each time,
-    and keeps the hidden ones as `hiddens`; `backward` from their gradients to those of the gates as the inputs
-    and as the hidden state enter them, and of the states before.
+    and keeps the hidden ones as `hiddens`; `backward` from their gradients to those of the gates,
+    as the inputs and as the hidden state enter them, and of the states before.
     """
 
     states: ClassVar[int] = 1
