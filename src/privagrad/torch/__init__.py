@@ -1,5 +1,9 @@
 """The PyTorch engine: noise that follows the gradients, at the price of a plain step."""
 
+from torch.nn.parallel import (
+    DistributedDataParallel as DifferentiallyPrivateDistributedDataParallel,
+)
+
 from privagrad.torch.adaptive_sgd import AdaptiveSGD
 from privagrad.torch.engine import PrivacyEngine
 from privagrad.torch.linear_cross_entropy import LinearCrossEntropy
@@ -12,6 +16,7 @@ from privagrad.torch.validator import ModuleValidator, UnsupportedModuleError
 __all__ = [
     "AdaptiveSGD",
     "BatchMemoryManager",
+    "DifferentiallyPrivateDistributedDataParallel",
     "LinearCrossEntropy",
     "ModuleValidator",
     "PrivacyEngine",

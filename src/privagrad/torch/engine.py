@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,8 @@ from privagrad import _validate
 from privagrad.accounting import PrivacyPlan, PrivacyReport
 from privagrad.events import GaussianEvent
 from privagrad.noise import RandomState, random_source
+from privagrad.torch import checkpoints
+from privagrad.torch.ellipsoids import Shape, agree_on, choose_scales
 from privagrad.torch.loaders import (
     Part,
     Passes,
@@ -30,17 +32,14 @@ from privagrad.torch.loaders import (
     takes_each_row_once,
 )
 from privagrad.torch.module import PrivateModule
-from privagrad.torch.moments import POWERS, History, Per, second_moments, shaped_scales
+from privagrad.torch.moments import Per
 from privagrad.torch.optimizer import PrivateOptimizer
 from privagrad.torch.processes import Processes
-from privagrad.torch.scales import Scale, given_scales
 from privagrad.torch.spending import Spending
 from privagrad.torch.tape import Tape
 from privagrad.torch.validator import ModuleValidator
 
-Shape = str | Sequence[Tensor] | Mapping[str, Tensor] | None
 Private = tuple[PrivateModule, PrivateOptimizer, PrivateLoader]
-FORMAT = 1
 
 
 class PrivacyEngine:
@@ -122,11 +121,11 @@ class PrivacyEngine:
             module = module.module
         parameters = _trainable(module, optimizer)
         ModuleValidator.validate(module, strict=True)
-        scales, history = _shape(
+        scales, history = choose_scales(
             ellipsoid, module, parameters, public_loader, criterion, loss_reduction,
             batch_first, per, floor,
         )  # fmt: skip
-        _agree(scales, processes)
+        agree_on(scales, processes)
         if noise_generator is not None:
             random_state = int(torch.randint(2**62, (), generator=noise_generator))
         source = random_source(random_state)
@@ -256,27 +255,7 @@ class PrivacyEngine:
 
         Under several processes call it on each; the first one writes.
         """
-        state: dict[str, Any] = dict(checkpoint_dict or {})
-        state["privagrad"] = {"format": FORMAT, "seeded": self.seeded}
-        state["module_state_dict"] = module.state_dict()
-        state["privacy_accountant_state_dict"] = self.accountant.state_dict()
-        if isinstance(optimizer, PrivateOptimizer):
-            state["optimizer_state_dict"] = optimizer.state_dict()
-            state["ellipsoid"] = {
-                name: (s.rows, s.columns, s.entries) for name, s in optimizer.scales.items()
-            }
-            state["mechanism"] = {
-                "noise_multiplier": optimizer.noise_multiplier,
-                "max_grad_norm": optimizer.max_grad_norm,
-                "expected_batch_size": optimizer.expected_batch_size,
-            }
-        if isinstance(optimizer, PrivateOptimizer) and not optimizer.writes:
-            return
-        final = Path(path)
-        partial = final.with_name(final.name + ".part")
-        torch.save(state, partial)
-        os.replace(partial, final)
-        self.accountant.follow(final)
+        checkpoints.save(Path(path), self, module, optimizer, checkpoint_dict or {})
 
     def load_checkpoint(
         self,
@@ -291,27 +270,7 @@ class PrivacyEngine:
         What other runs have released since they went on from the same file is counted too: it is
         kept beside it, in a file whose name ends in ".resumed".
         """
-        file = Path(path)
-        if not file.exists():
-            raise FileNotFoundError(f"Expected a checkpoint, found nothing at {file}.")
-        state: dict[str, Any] = torch.load(file, weights_only=True)
-        if state.get("privagrad", {}).get("format") != FORMAT:
-            raise ValueError(
-                f"Expected a checkpoint of save_checkpoint in format {FORMAT}, found another in "
-                f"{file.name}."
-            )
-        module.load_state_dict(state["module_state_dict"])
-        if isinstance(optimizer, PrivateOptimizer):
-            if "optimizer_state_dict" not in state:
-                raise ValueError(f"Expected an optimizer in {file.name}, found none saved.")
-            optimizer.load_state_dict(state["optimizer_state_dict"])
-            optimizer.scales = {
-                name: Scale(rows, columns, entries)
-                for name, (rows, columns, entries) in state["ellipsoid"].items()
-            }
-        self.seeded |= bool(state["privagrad"]["seeded"])
-        self.accountant.resume(state["privacy_accountant_state_dict"], file)
-        return state
+        return checkpoints.load(Path(path), self, module, optimizer)
 
 
 def _event(
@@ -387,42 +346,3 @@ def _trainable(module: nn.Module, optimizer: Optimizer) -> dict[str, nn.Paramete
             "requires_grad_(False)."
         )
     return parameters
-
-
-def _shape(
-    ellipsoid: Shape,
-    module: nn.Module,
-    parameters: dict[str, nn.Parameter],
-    public_loader: Iterable[Any] | None,
-    criterion: Callable[[Any, Any], Tensor] | None,
-    loss_reduction: str,
-    batch_first: bool,
-    per: Per,
-    floor: float,
-) -> tuple[dict[str, Scale], History | None]:
-    """The scales to begin with, and what learns better ones on the way."""
-    ball = {name: Scale.ball(parameter) for name, parameter in parameters.items()}
-    if ellipsoid is None:
-        if public_loader is not None:
-            raise ValueError(
-                "Expected ellipsoid='pagan' or 'pasan' with a public_loader, found ellipsoid=None."
-            )
-        return ball, None
-    if not isinstance(ellipsoid, str):
-        return given_scales(ellipsoid, parameters), None
-    power = POWERS[_validate.choice("ellipsoid", ellipsoid, POWERS)]
-    if public_loader is None:
-        return ball, History(power)
-    moments = second_moments(
-        module, public_loader, criterion,
-        loss_reduction=loss_reduction, batch_first=batch_first, floor=floor, per=per,
-    )  # fmt: skip
-    return given_scales(shaped_scales(moments, power), parameters), None
-
-
-def _agree(scales: dict[str, Scale], processes: Processes) -> None:
-    """The first process's ellipsoid everywhere."""
-    for scale in scales.values():
-        for tensor in (scale.rows, scale.columns, scale.entries):
-            if tensor is not None:
-                processes.agree(tensor)
