@@ -18,6 +18,7 @@ from privagrad.torch.moments import History
 from privagrad.torch.processes import Processes
 from privagrad.torch.scales import Scale, accurate, as_matrix
 from privagrad.torch.tape import Tape
+from privagrad.torch.uses import Use
 
 FLOAT32 = 2.0**-10
 """What norms and sums in float32 may be off, counted as sensitivity."""
@@ -60,6 +61,7 @@ class PrivateOptimizer(Optimizer):
         self.expected_batch_size = expected_batch_size
         self.loss_reduction = loss_reduction
         self.last_chunk = self._waits = True
+        self.observe: Callable[[int, dict[str, list[Use]], float], None] | None = None
         self.non_finite = 0
         self._source, self._processes, self._charge = source, processes, charge
         self._pool: ThreadPoolExecutor | None = None
@@ -103,6 +105,8 @@ class PrivateOptimizer(Optimizer):
         if not uses:
             return
         factor = float(count) if self.loss_reduction == "mean" else 1.0
+        if self.observe is not None:
+            self.observe(count, uses, factor)
         each = [(name, use) for name, group in uses.items() for use in group]
         squares = sum(use.squares(self.scales[name].part(use.part)) for name, use in each)
         assert isinstance(squares, Tensor)

@@ -46,7 +46,12 @@ class Use(ABC):
 
     def moments(self) -> Tensor:
         """Σ_i g_i², (m, n)."""
-        return torch.stack([g.square_().sum(0) for g in self.chunks()]).sum(0)
+        total: Tensor | None = None
+        for g in self.chunks():
+            part = g.square_().sum(0)
+            total = part if total is None else total.add_(part)
+        assert total is not None
+        return total
 
     def chunks(self) -> Iterator[Tensor]:
         size = max(1, _CACHED // max(1, self.width))

@@ -1,0 +1,247 @@
+"""Table 1 and Figure 2 of the paper: an LSTM on WikiText-2 under differential privacy."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from privagrad import _validate
+from privagrad.experiments.plots import COLOURS, figure, save
+
+if TYPE_CHECKING:
+    from privagrad.torch.language.training import Setting, Texts
+
+LABELS = {
+    "dp-sgd": "DP-SGD",
+    "pasan": "PASAN",
+    "pagan": "PAGAN",
+    "sgd": "SGD (not private)",
+    "adagrad": "AdaGrad (not private)",
+}
+PAPER = {
+    ("dp-sgd", 3.0): 238.4,
+    ("pasan", 3.0): 238.9,
+    ("pagan", 3.0): 224.8,
+    ("dp-sgd", 0.5): 350.2,
+    ("pasan", 0.5): 332.5,
+    ("pagan", 0.5): 291.4,
+}
+"""Test perplexities of the paper's Table 1."""
+
+RECIPES: dict[str, dict[str, Any]] = {
+    "dp-sgd": {"step_size": {3.0: 8.0, 1.0: 6.5, 0.5: 5.0}, "schedule": "linear"},
+    "pasan": {"step_size": {3.0: 8.0, 1.0: 6.5, 0.5: 5.0}, "schedule": "linear"},
+    "pagan": {"step_size": {3.0: 0.25, 1.0: 0.2, 0.5: 0.15}, "schedule": "constant"},
+    "sgd": {"step_size": {math.inf: 10.0}, "schedule": "linear"},
+    "adagrad": {"step_size": {math.inf: 0.1}, "schedule": "constant"},
+}
+COLUMNS = (
+    "method", "epsilon", "seed", "epochs", "step_size", "radius", "valid_perplexity",
+    "test_perplexity", "epsilon_spent", "seconds",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Which runs to make."""
+
+    methods: tuple[str, ...] = ("dp-sgd", "pasan", "pagan", "sgd", "adagrad")
+    epsilons: tuple[float, ...] = (3.0, 1.0, 0.5)
+    epochs: int = 7
+    seeds: int = 1
+    quick: bool = False
+
+
+def read_texts(
+    folder: Path, public: Path | None, vocabulary: str = "train", quick: bool = False
+) -> Texts:
+    """train.txt, valid.txt and, where it is there, test.txt of a folder; and the public text."""
+    from privagrad.torch.language.corpus import VOCABULARY, Vocabulary, read_folder, read_tokens
+    from privagrad.torch.language.training import Texts
+
+    _validate.choice("vocabulary", vocabulary, ("train", "public"))
+    train, valid = read_tokens(folder / "train.txt"), read_tokens(folder / "valid.txt")
+    test = folder / "test.txt"
+    others = read_folder(public) if public is not None else None
+    if vocabulary == "public" and others is None:
+        raise ValueError("Expected --public-dir with --vocabulary public, found none.")
+    if quick:
+        train, valid = train[:40_000], valid[:4_000]
+        others = others[:20_000] if others is not None else None
+    source = others if vocabulary == "public" and others is not None else train
+    words = Vocabulary.of(source, 1000 if quick else VOCABULARY)
+    return Texts(
+        words,
+        words.encode(train),
+        words.encode(valid),
+        words.encode(read_tokens(test)) if test.is_file() and not quick else None,
+        None if others is None else words.encode(others),
+    )
+
+
+def settings_of(plan: Plan) -> list[Setting]:
+    """Every run of the plan, seed by seed, so that early results cover all methods."""
+    from privagrad.torch.language.training import PRIVATE, Setting
+
+    settings = []
+    for seed in range(plan.seeds):
+        for method in plan.methods:
+            for epsilon in plan.epsilons if method in PRIVATE else (math.inf,):
+                recipe = RECIPES[method]
+                sizes = recipe["step_size"]
+                nearest = min(sizes, key=lambda e: abs(math.log(e / epsilon)) if e < 1e9 else 0.0)
+                setting = Setting(
+                    method,
+                    epsilon,
+                    sizes[nearest],
+                    schedule=recipe["schedule"],
+                    epochs=plan.epochs,
+                    seed=seed,
+                )
+                if plan.quick:
+                    setting = replace(setting, batch_size=50, width=32, epochs=min(plan.epochs, 2))
+                settings.append(setting)
+    return settings
+
+
+def run(texts: Texts, plan: Plan, out: Path) -> list[dict[str, Any]]:
+    """Make every run that is not there yet; write table1.csv, .md, curves and Figure 2."""
+    from privagrad.torch.language.training import train
+
+    settings = settings_of(plan)
+    rows = []
+    with _bar(len(settings)) as show:
+        for number, setting in enumerate(settings):
+            folder = out / "runs" / _name(setting)
+            finished = folder / "result.json"
+            if not finished.exists():
+                folder.mkdir(parents=True, exist_ok=True)
+                result = train(setting, texts, folder, show(number, setting))
+                _write_whole(finished, json.dumps(result))
+            rows.append({**asdict(setting), **json.loads(finished.read_text(encoding="utf-8"))})
+            _write(out, rows, texts.test is None)
+    return rows
+
+
+def _name(setting: Setting) -> str:
+    parts = [setting.method, f"{setting.epsilon:g}", f"{setting.epochs}x{setting.batch_size}"]
+    parts += [f"{setting.step_size:g}", f"{setting.radius:g}", setting.schedule, f"{setting.width}"]
+    return "-".join([*parts, f"seed{setting.seed}"])
+
+
+def _write_whole(path: Path, text: str) -> None:
+    partial = path.with_name(path.name + ".part")
+    partial.write_text(text, encoding="utf-8")
+    partial.replace(path)
+
+
+def _write(out: Path, rows: list[dict[str, Any]], without_test: bool) -> None:
+    with (out / "table1.csv").open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, COLUMNS, extrasaction="ignore")
+        writer.writeheader()
+        for row in rows:
+            writer.writerow({**row, "test_perplexity": row["test_perplexity"] or ""})
+    with (out / "curves.csv").open("w", newline="", encoding="utf-8") as file:
+        curves = csv.writer(file)
+        curves.writerow(["method", "epsilon", "seed", "epoch", "valid_perplexity"])
+        for row in rows:
+            for epoch, value in enumerate(row["valid_curve"], start=1):
+                curves.writerow([row["method"], row["epsilon"], row["seed"], epoch, value])
+    (out / "table1.md").write_text(_markdown(rows, without_test), encoding="utf-8")
+    _draw(out / "figure2", rows)
+
+
+def _markdown(rows: list[dict[str, Any]], without_test: bool) -> str:
+    lines = [
+        "| method | epsilon | validation, state carried | reset every 35 | test | paper's test |",
+        "|---|---|---|---|---|---|",
+    ]
+    for method, epsilon in dict.fromkeys((row["method"], row["epsilon"]) for row in rows):
+        group = [r for r in rows if (r["method"], r["epsilon"]) == (method, epsilon)]
+        cells = [_spread([r[key] for r in group]) for key in _SHOWN]
+        paper = PAPER.get((method, epsilon))
+        lines.append(f"| {LABELS[method]} | {epsilon:g} | {' | '.join(cells)} | {paper or ''} |")
+    lines += ["", "Perplexities, mean ± standard deviation over seeds. The noise is seeded."]
+    lines.append(
+        "The vocabulary is taken from the training text unless --vocabulary public: that is "
+        "not private. Step sizes were tuned on the validation text, which is not charged."
+    )
+    if without_test:
+        lines.append("There was no test.txt: that column is empty.")
+    return "\n".join(lines) + "\n"
+
+
+_SHOWN = ("valid_perplexity", "valid_perplexity_reset", "test_perplexity")
+
+
+def _spread(values: list[float | None]) -> str:
+    known = [value for value in values if value is not None]
+    if not known:
+        return ""
+    mean = sum(known) / len(known)
+    if len(known) == 1:
+        return f"{mean:.1f}"
+    deviation = math.sqrt(sum((v - mean) ** 2 for v in known) / (len(known) - 1))
+    return f"{mean:.1f} ± {deviation:.1f}"
+
+
+def _draw(stem: Path, rows: list[dict[str, Any]]) -> None:
+    epsilons = sorted({r["epsilon"] for r in rows if math.isfinite(r["epsilon"])}, reverse=True)
+    panels = epsilons or [math.inf]
+    fig, grid = figure(len(panels), width=4.2 * len(panels), height=4.2)
+    for axes, epsilon in zip(grid, panels, strict=True):
+        for colour, (method, label) in zip(COLOURS, LABELS.items(), strict=False):
+            group = [
+                r for r in rows if r["method"] == method and r["epsilon"] in (epsilon, math.inf)
+            ]
+            for number, row in enumerate(group):
+                best = [min(row["valid_curve"][: k + 1]) for k in range(len(row["valid_curve"]))]
+                rounds = range(1, len(best) + 1)
+                axes.plot(rounds, best, color=colour, label=label if number == 0 else None)
+        axes.set(title=f"epsilon = {epsilon:g}", xlabel="epoch", yscale="log")
+    grid[0].set_ylabel("least validation perplexity so far")
+    grid[-1].legend(frameon=False, fontsize="small")
+    save(fig, stem)
+
+
+@contextmanager
+def _bar(runs: int) -> Iterator[Any]:
+    """A bar for the run at hand, with its perplexity and epsilon so far."""
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.completed}/{task.total}"),
+        TimeRemainingColumn(),
+        TextColumn("{task.fields[note]}"),
+    )
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("", total=1, note="")
+
+        def show(number: int, setting: Setting) -> Any:
+            bar.reset(task)
+            title = f"run {number + 1} of {runs}: {setting.method}, epsilon {setting.epsilon:g}"
+            last = time.monotonic()
+
+            def report(step: int, total: int, perplexity: float, epsilon: float) -> None:
+                nonlocal last
+                if time.monotonic() - last > 0.5:
+                    last = time.monotonic()
+                    seen = "" if math.isnan(perplexity) else f"perplexity {perplexity:.1f}"
+                    cost = "" if math.isnan(epsilon) else f", epsilon {epsilon:.3g}"
+                    bar.update(
+                        task, description=title, completed=step, total=total, note=seen + cost
+                    )
+
+            return report
+
+        yield show

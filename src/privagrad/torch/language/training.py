@@ -1,0 +1,248 @@
+"""One training of the language model: a method, a budget, a seed; resumable epoch by epoch."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.optim import SGD, Adagrad, Optimizer
+from torch.utils.data import DataLoader
+
+from privagrad import _validate
+from privagrad.torch.adaptive_sgd import AdaptiveSGD
+from privagrad.torch.engine import PrivacyEngine
+from privagrad.torch.language.corpus import Sequences, Vocabulary, collate
+from privagrad.torch.language.model import LanguageModel, perplexity
+from privagrad.torch.moments import POWERS, SecondMoments, shaped_scales
+
+PRIVATE = ("dp-sgd", "pasan", "pagan")
+METHODS = (*PRIVATE, "sgd", "adagrad")
+Schedule = Literal["constant", "linear", "warm-up"]
+SCHEDULES: tuple[Schedule, ...] = ("constant", "linear", "warm-up")
+DELTA = 1e-5
+FLOOR = 2.0
+"""Of the mean moment of a tensor: in embeddings a few hundred occurrences of a word."""
+
+_WARM = 0.1
+
+
+@dataclass(frozen=True)
+class Texts:
+    """Numbered words: the private text, held-out texts, and the public one."""
+
+    vocabulary: Vocabulary
+    train: Tensor
+    valid: Tensor
+    test: Tensor | None
+    public: Tensor | None
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What one run depends on, besides the texts."""
+
+    method: str
+    epsilon: float
+    step_size: float
+    radius: float = 0.5
+    schedule: Schedule = "linear"
+    epochs: int = 7
+    batch_size: int = 250
+    seed: int = 0
+    momentum: float = 0.0
+    width: int = 120
+    steps: int | None = None
+    """Stop after so many steps of the schedule: for tuning."""
+
+    def __post_init__(self) -> None:
+        _validate.choice("method", self.method, METHODS)
+        _validate.choice("schedule", self.schedule, SCHEDULES)
+
+    @property
+    def private(self) -> bool:
+        return self.method in PRIVATE
+
+
+Report = Callable[[int, int, float, float], None]
+
+
+def public_moments(texts: Texts, setting: Setting, path: Path) -> dict[str, Tensor]:
+    """Second moments of per-example gradients, row by row, along one noisy epoch of public text.
+
+    A noisy run, because the private one will be noisy too; its model is thrown away. `path` keeps
+    them.
+    """
+    if path.exists():
+        moments: dict[str, Tensor] = torch.load(path, weights_only=True)
+        return moments
+    if texts.public is None:
+        raise ValueError(
+            f"Expected public text for the moments of {setting.method}, found none: give "
+            "--public-dir, or leave the method out."
+        )
+    torch.manual_seed(0)
+    model = LanguageModel(len(texts.vocabulary), setting.width)
+    data = Sequences(texts.public)
+    private, optimizer, loader = PrivacyEngine().make_private(
+        module=model,
+        optimizer=SGD(model.parameters(), lr=4.0),
+        data_loader=DataLoader(data, min(setting.batch_size, len(data)), collate_fn=collate),
+        noise_multiplier=0.7,
+        max_grad_norm=0.5,
+        random_state=0,
+    )
+    observed = SecondMoments(dict(model.named_parameters()), floor=FLOOR, per="row")
+    optimizer.observe = observed.add
+    for words, targets in loader:
+        optimizer.zero_grad()
+        if len(words):
+            private(words, targets).backward()
+            optimizer.step()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    torch.save(observed.means(), path)
+    return observed.means()
+
+
+def train(
+    setting: Setting, texts: Texts, folder: Path, report: Report | None = None
+) -> dict[str, Any]:
+    """Train, or go on; the validation perplexity after every epoch, and what it cost."""
+    torch.manual_seed(setting.seed)
+    begun = time.monotonic()
+    model = LanguageModel(len(texts.vocabulary), setting.width)
+    data = Sequences(texts.train)
+    loader: Any = DataLoader(
+        data, min(setting.batch_size, len(data)), shuffle=True, collate_fn=collate
+    )
+    engine = PrivacyEngine()
+    optimizer, private = _optimizer(setting, model), model
+    checkpoint = folder / "state.pt"
+    start, curve, spent = _resumed(checkpoint)
+    if setting.private:
+        private, optimizer, loader = engine.make_private_with_epsilon(
+            module=model,
+            optimizer=optimizer,
+            data_loader=loader,
+            target_epsilon=setting.epsilon,
+            target_delta=DELTA,
+            epochs=setting.epochs,
+            max_grad_norm=setting.radius,
+            ellipsoid=_ellipsoid(setting, texts, folder),
+            # Another stream after every resumption: noise must not come twice.
+            random_state=np.random.default_rng([setting.seed, start]),
+        )
+        _head_start(optimizer)
+    per_epoch = len(loader)
+    factors = _factors(setting.schedule, setting.epochs * per_epoch)
+    if start:
+        _restore(checkpoint, engine, private, optimizer, setting)
+    base = setting.step_size
+    for epoch in range(start, setting.epochs):
+        for step, (words, targets) in enumerate(loader, start=epoch * per_epoch):
+            if setting.steps is not None and step >= setting.steps:
+                break
+            for group in optimizer.param_groups:
+                group["lr"] = max(base * factors[step], 1e-12)
+            optimizer.zero_grad()
+            loss = private(words, targets)
+            loss.backward()
+            optimizer.step()
+            if report is not None and step % 10 == 0:
+                shown = curve[-1] if curve else math.nan
+                report(step, setting.epochs * per_epoch, shown, math.nan)
+        curve.append(perplexity(model, texts.valid))
+        seconds = spent + time.monotonic() - begun
+        _save(checkpoint, engine, private, optimizer, setting, epoch + 1, curve, seconds)
+        if report is not None:
+            cost = engine.get_epsilon(DELTA) if setting.private else math.inf
+            report((epoch + 1) * per_epoch, setting.epochs * per_epoch, curve[-1], cost)
+        if setting.steps is not None and (epoch + 1) * per_epoch >= setting.steps:
+            break
+    return {
+        "valid_curve": curve,
+        "valid_perplexity": curve[-1],
+        "valid_perplexity_reset": perplexity(model, texts.valid, carried=False),
+        "test_perplexity": None if texts.test is None else perplexity(model, texts.test),
+        "epsilon_spent": engine.get_epsilon(DELTA) if setting.private else math.inf,
+        "noise_multiplier": optimizer.noise_multiplier if setting.private else 0.0,
+        "seconds": spent + time.monotonic() - begun,
+    }
+
+
+def _optimizer(setting: Setting, model: LanguageModel) -> Any:
+    parameters = model.parameters()
+    if setting.method in ("dp-sgd", "sgd"):
+        return SGD(parameters, lr=setting.step_size, momentum=setting.momentum)
+    if setting.method == "pasan":
+        return AdaptiveSGD(parameters, lr=setting.step_size)
+    return Adagrad(parameters, lr=setting.step_size)
+
+
+def _ellipsoid(setting: Setting, texts: Texts, folder: Path) -> dict[str, Tensor] | None:
+    if setting.method == "dp-sgd":
+        return None
+    moments = public_moments(texts, setting, folder.parent / "moments.pt")
+    return shaped_scales(moments, POWERS[setting.method])
+
+
+def _head_start(optimizer: Any) -> None:
+    """AdaGrad's sums begin with one step's noise: the first steps know nothing better."""
+    inner: Optimizer = optimizer.original_optimizer
+    if not isinstance(inner, Adagrad):
+        return
+    noise = optimizer.noise_multiplier * optimizer.max_grad_norm / optimizer.expected_batch_size
+    for name, parameter in optimizer.tape.parameters.items():
+        variance = noise**2 / optimizer.scales[name].full
+        inner.state[parameter]["sum"].copy_(variance.reshape(parameter.shape))
+
+
+def _factors(schedule: Schedule, steps: int) -> list[float]:
+    """The step size over its largest value, for each step."""
+    if schedule == "constant":
+        return [1.0] * steps
+    fall = [1 - step / steps for step in range(steps)]
+    if schedule == "linear":
+        return fall
+    warm = max(1, int(_WARM * steps))
+    return [min((step + 1) / warm, (steps - step) / (steps - warm)) for step in range(steps)]
+
+
+def _resumed(checkpoint: Path) -> tuple[int, list[float], float]:
+    if not checkpoint.exists():
+        return 0, [], 0.0
+    state = torch.load(checkpoint, weights_only=True)
+    return int(state["epoch"]), list(state["curve"]), float(state["seconds"])
+
+
+def _save(
+    checkpoint: Path,
+    engine: PrivacyEngine,
+    module: Any,
+    optimizer: Any,
+    setting: Setting,
+    epoch: int,
+    curve: list[float],
+    seconds: float,
+) -> None:
+    checkpoint.parent.mkdir(parents=True, exist_ok=True)
+    extra = {"epoch": epoch, "curve": curve, "seconds": seconds}
+    if not setting.private:
+        extra["plain_optimizer"] = optimizer.state_dict()
+    engine.save_checkpoint(
+        path=checkpoint, module=module, optimizer=optimizer, checkpoint_dict=extra
+    )
+
+
+def _restore(
+    checkpoint: Path, engine: PrivacyEngine, module: Any, optimizer: Any, setting: Setting
+) -> None:
+    state = engine.load_checkpoint(path=checkpoint, module=module, optimizer=optimizer)
+    if not setting.private:
+        optimizer.load_state_dict(state["plain_optimizer"])

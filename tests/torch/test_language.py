@@ -1,0 +1,159 @@
+"""The language model: texts as examples, perplexity, and runs that can be resumed."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from typer.testing import CliRunner
+
+from privagrad.cli import app
+from privagrad.experiments import downloads
+from privagrad.experiments import language_model as experiment
+from privagrad.torch.language.corpus import Sequences, Vocabulary, read_tokens
+from privagrad.torch.language.model import LanguageModel, perplexity
+from privagrad.torch.language.training import Setting, Texts, _factors, train
+
+WORDS = ["the", "cat", "saw", "a", "dog", "and", "ran", "away", "from", "it", "."]
+
+
+def story(lines: int, seed: int) -> str:
+    generator = torch.Generator().manual_seed(seed)
+    picks = torch.randint(0, len(WORDS), (lines, 12), generator=generator)
+    # Each word is often followed by the next one in the list: something to learn.
+    picks[:, 1::2] = (picks[:, ::2] + 1) % len(WORDS)
+    return "\n".join(" ".join(WORDS[i] for i in row) for row in picks.tolist())
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    data = tmp_path / "data"
+    (data / "public").mkdir(parents=True)
+    (data / "train.txt").write_text(story(400, 0), encoding="utf-8")
+    (data / "valid.txt").write_text(story(40, 1), encoding="utf-8")
+    (data / "public" / "wiki.txt").write_text(story(150, 2), encoding="utf-8")
+    return data
+
+
+def test_examples_are_windows_of_the_stream() -> None:
+    stream = torch.arange(75)
+    data = Sequences(stream, 35)
+    assert len(data) == 2
+    words, following = data[1]
+    assert words.tolist() == list(range(35, 70))
+    assert following.tolist() == list(range(36, 71))
+
+
+def test_the_vocabulary_has_the_frequent_words_and_one_for_others() -> None:
+    words = Vocabulary.of("a a a b b c <unk> <unk> <unk> <unk>".split(), 3)
+    assert words.numbers == {"<unk>": 0, "a": 1, "b": 2}
+    assert words.encode(["b", "c", "a"]).tolist() == [2, 0, 1]
+
+
+def test_the_papers_sizes() -> None:
+    assert sum(p.numel() for p in LanguageModel(8000).parameters()) == 2_160_320
+
+
+@pytest.mark.parametrize("carried", [True, False])
+def test_perplexity_is_that_of_the_definition(carried: bool) -> None:
+    torch.manual_seed(0)
+    model = LanguageModel(9, 6)
+    stream = torch.randint(0, 9, (128 * 35 + 150,))
+    inputs, targets = stream[None, :-1], stream[1:]
+    with torch.no_grad():
+        if carried:
+            logits = model.decoder(model.lstm(model.embedding(inputs))[0])[0]
+        else:
+            parts = model.embedding(inputs).split(35, 1)
+            logits = torch.cat([model.decoder(model.lstm(part)[0]) for part in parts], 1)[0]
+        expected = math.exp(float(F.cross_entropy(logits, targets)))
+    assert perplexity(model, stream, carried) == pytest.approx(expected, rel=1e-4)
+
+
+def test_schedules() -> None:
+    assert _factors("constant", 3) == [1.0, 1.0, 1.0]
+    assert _factors("linear", 4) == [1.0, 0.75, 0.5, 0.25]
+    warm = _factors("warm-up", 20)
+    assert warm[:2] == [0.5, 1.0]
+    assert warm[-1] == pytest.approx(1 / 18)
+
+
+def texts(folder: Path) -> Texts:
+    return experiment.read_texts(folder, folder / "public", quick=True)
+
+
+@pytest.mark.parametrize("method", ["dp-sgd", "pagan", "pasan", "sgd"])
+def test_every_method_learns_something(folder: Path, method: str, tmp_path: Path) -> None:
+    sizes = {"dp-sgd": 4.0, "pagan": 0.3, "pasan": 2.0, "sgd": 4.0}
+    setting = Setting(method, 8.0, sizes[method], epochs=2, batch_size=20, width=16)
+    result = train(setting, texts(folder), tmp_path / "runs" / method)
+    assert result["valid_perplexity"] < 12.0  # 13 kinds of words
+    if setting.private:
+        assert 7.5 < result["epsilon_spent"] <= 8.0
+
+
+def test_a_run_goes_on_after_its_last_epoch(folder: Path, tmp_path: Path) -> None:
+    data = texts(folder)
+    setting = Setting("dp-sgd", 4.0, 2.0, epochs=3, batch_size=20, width=8)
+
+    class Killed(Exception):
+        pass
+
+    def kill(step: int, total: int, perplexity: float, epsilon: float) -> None:
+        if math.isfinite(epsilon) and step > total / 2:
+            raise Killed
+
+    with pytest.raises(Killed):
+        train(setting, data, tmp_path / "run", kill)
+    result = train(setting, data, tmp_path / "run")
+    assert len(result["valid_curve"]) == 3
+    # The epoch that was cut off is paid, once; none is paid twice.
+    assert result["epsilon_spent"] <= 4.0
+
+
+def test_the_command_writes_table_and_figure(folder: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    command = ["reproduce", "table1", "--data-dir", str(folder), "--quick", "--epochs", "1"]
+    command += ["--public-dir", str(folder / "public"), "--out", str(out), "--epsilons", "3"]
+    done = CliRunner().invoke(app, [*command, "--methods", "dp-sgd,pagan,sgd"])
+    assert done.exit_code == 0, done.output
+    assert "no test.txt" in done.output
+    header, *rows = (out / "table1.csv").read_text().splitlines()
+    assert header == ",".join(experiment.COLUMNS)
+    assert [row.split(",")[0] for row in rows] == ["dp-sgd", "pagan", "sgd"]
+    assert "238.4" in (out / "table1.md").read_text()
+    assert (out / "figure2.png").stat().st_size > 1000
+    # Finished runs are read, not made again.
+    results = sorted((out / "runs").glob("*/result.json"))
+    changed = json.loads(results[0].read_text()) | {"valid_perplexity": 77.0}
+    results[0].write_text(json.dumps(changed))
+    again = CliRunner().invoke(app, [*command, "--methods", "dp-sgd,pagan,sgd"])
+    assert "77.0" in again.output
+
+
+def test_missing_data_says_what_to_do(tmp_path: Path) -> None:
+    for extra in ([], ["--data-dir", str(tmp_path)]):
+        done = CliRunner().invoke(app, ["reproduce", "table1", *extra])
+        assert done.exit_code == 2
+        assert "Traceback" not in done.output
+
+
+def test_downloads_are_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = tmp_path / "source"
+    source.mkdir()
+    sums = {}
+    for name in ("train.txt", "valid.txt"):
+        (source / name).write_text(f"words of {name}\n")
+        sums[name] = hashlib.sha256((source / name).read_bytes()).hexdigest()
+    monkeypatch.setattr(downloads, "SHA256", sums)
+    downloads.fetch_wikitext2(tmp_path / "got", source.as_uri())
+    assert read_tokens(tmp_path / "got" / "train.txt")[:2] == ["words", "of"]
+    (source / "train.txt").write_text("something else\n")
+    with pytest.raises(OSError, match="SHA-256"):
+        downloads.fetch_wikitext2(tmp_path / "other", source.as_uri())
+    assert not (tmp_path / "other" / "train.txt").exists()
