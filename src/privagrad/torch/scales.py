@@ -10,7 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from privagrad._numba import kernel
+
 _RANK_ONE = 1e-6
+_SUMMED = 4096
 
 
 def as_matrix(tensor: Tensor) -> Tensor:
@@ -58,12 +61,30 @@ class Scale:
         entries = None if self.entries is None else self.entries[rows]
         return Scale(self.rows[rows], self.columns, entries)
 
-    def weighted(self, squares: Tensor) -> Tensor:
-        """Σ_jk C_jk s_ijk for each i of `squares` (c, m, n)."""
+    def squared_norms(self, g: Tensor) -> Tensor:
+        """Σ_jk C_jk g_ijk² for each i of `g` (c, m, n), which may be overwritten."""
         if self.entries is None:
-            weighted: Tensor = torch.mv(squares @ self.columns, self.rows)
-            return weighted
-        return torch.mv(squares.reshape(squares.shape[0], -1), self.entries.reshape(-1))
+            return torch.mv(g.square_() @ self.columns, self.rows)
+        flat, scale = g.reshape(len(g), -1), self.entries.reshape(-1)
+        if g.device.type != "cpu" or g.dtype != scale.dtype:
+            return torch.mv(flat.square_(), scale.to(g.dtype))
+        norms = torch.empty(len(g), dtype=g.dtype)
+        _squared_norms(flat.numpy(), scale.numpy(), norms.numpy())
+        return norms
+
+
+@kernel(reorder=True)
+def _squared_norms(g: Any, scale: Any, norms: Any) -> None:
+    """Each number is read once; blocks keep the rounding of long sums small."""
+    for i in range(g.shape[0]):
+        total = 0.0
+        for start in range(0, scale.size, _SUMMED):
+            row, weights = g[i, start : start + _SUMMED], scale[start : start + _SUMMED]
+            part = weights[0] - weights[0]  # 0 of the right kind
+            for j in range(row.size):
+                part += row[j] * row[j] * weights[j]
+            total += part
+        norms[i] = total
 
 
 def given_scales(

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from privagrad.torch.scales import Scale, accurate, as_matrix
 
-_CACHED = 2**18
+_CACHED = 2**20
 """Numbers that stay close to the processor: examples are taken in chunks of about that size."""
 
 ALL = slice(None)
@@ -41,7 +41,7 @@ class Use(ABC):
 
     def squares(self, scale: Scale) -> Tensor:
         """Σ_jk C_jk g_ijk² for each example, (b,)."""
-        parts = [scale.weighted(g.square_()) for g in self.chunks()]
+        parts = [scale.squared_norms(g) for g in self.chunks()]
         return torch.cat(parts)
 
     def moments(self) -> Tensor:
@@ -147,7 +147,7 @@ class Outer(Use):
                 torch.mm(d[0], a[0], out=g[0])
             else:
                 torch.bmm(d, a, out=g)
-            squares[start:stop] = scale.weighted(g.mul_(g))
+            squares[start:stop] = scale.squared_norms(g)
         return squares
 
     def moments(self) -> Tensor:

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import SGD, Adagrad, Optimizer
 from torch.utils.data import DataLoader
 
@@ -122,7 +122,8 @@ def train(
         data, min(setting.batch_size, len(data)), shuffle=True, collate_fn=collate
     )
     engine = PrivacyEngine()
-    optimizer, private = _optimizer(setting, model), model
+    optimizer = _optimizer(setting, model)
+    private: nn.Module = model
     checkpoint = folder / "state.pt"
     start, curve, spent = _resumed(checkpoint)
     if setting.private:

@@ -214,7 +214,7 @@ class Convolution(Use):
         for start in range(0, self.count, size):
             g = found[: self.count - start]
             self._fill(g, start, windows)
-            squares[start : start + size] = scale.weighted(g.mul_(g))
+            squares[start : start + size] = scale.squared_norms(g)
         return squares
 
     def _squares_by_gram_matrices(self, scale: Scale) -> Tensor:
