@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from privagrad.torch.scales import Scale
 from tests.torch.reference import (
     SCALES,
     assert_same,
@@ -26,6 +27,7 @@ def build() -> dict[str, tuple[nn.Module, Tensor]]:
         "linear-sequence": (nn.Linear(5, 4), torch.randn(6, 7, 5)),
         "linear-long-sequence": (nn.Linear(5, 4), torch.randn(6, 30, 5)),
         "linear-wide-sequence": (nn.Linear(40, 30), torch.randn(6, 3, 40)),
+        "linear-large-sequence": (nn.Linear(90, 80), torch.randn(6, 3, 90)),
         "linear-grid": (nn.Linear(5, 4), torch.randn(6, 2, 3, 5)),
         "embedding": (nn.Embedding(9, 4), words),
         "embedding-padding": (nn.Embedding(9, 4, padding_idx=int(words[0, 0])), words),
@@ -56,3 +58,14 @@ def test_accumulated_parts_equal_the_whole(name: str) -> None:
         module, squared, inputs, targets, "general", radius, max_physical_batch_size=4
     )
     assert_same(parts, whole)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("size", [1, 4095, 4096, 4097, 30_000])
+def test_norms_of_long_gradients_miss_nothing(size: int, dtype: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(size)
+    g = torch.randn(3, size, 1, generator=generator, dtype=dtype)
+    entries = torch.rand(size, 1, generator=generator, dtype=dtype) + 0.1
+    expected = (g.double().square() * entries.double()).sum((1, 2))
+    found = Scale(entries[:, 0], entries[0], entries).squared_norms(g.clone()).double()
+    assert torch.allclose(found, expected, rtol=1e-6)

@@ -1,8 +1,13 @@
 """The PyTorch engine: noise that follows the gradients, at the price of a plain step."""
 
-from torch.nn.parallel import (
-    DistributedDataParallel as DifferentiallyPrivateDistributedDataParallel,
-)
+try:
+    from torch.nn.parallel import (
+        DistributedDataParallel as DifferentiallyPrivateDistributedDataParallel,
+    )
+except ModuleNotFoundError as error:
+    raise ModuleNotFoundError(
+        "Expected PyTorch for privagrad.torch, found none: pip install 'privagrad[torch]'."
+    ) from error
 
 from privagrad.torch.adaptive_sgd import AdaptiveSGD
 from privagrad.torch.engine import PrivacyEngine
