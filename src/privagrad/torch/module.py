@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_flatten, tree_map
+from torch.utils._pytree import tree_flatten
 
 from privagrad.torch.layers import Layer, layer_of
 from privagrad.torch.layout import (
@@ -136,17 +136,10 @@ class Tapped:
 
 def _owners(module: nn.Module, tape: Tape) -> Iterator[nn.Module]:
     """The topmost modules that have trainable parameters of their own."""
-    if any(tape.trains(p) for p in module.parameters(recurse=False)) or (
-        layer_handles_children(module) and any(tape.trains(p) for p in module.parameters())
-    ):
+    # Attention uses its output layer's parameters itself.
+    whole = isinstance(module, nn.MultiheadAttention)
+    if any(tape.trains(p) for p in module.parameters(recurse=whole)):
         yield module
         return
     for child in module.children():
         yield from _owners(child, tape)
-
-
-def layer_handles_children(module: nn.Module) -> bool:
-    return isinstance(module, nn.MultiheadAttention)
-
-
-__all__ = ["PrivateModule", "Tapped", "tree_map"]

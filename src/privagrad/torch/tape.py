@@ -49,11 +49,6 @@ class Tape:
         self._backward: int | None = None
         self._examples = 0
 
-    @property
-    def full(self) -> bool:
-        """Whether a backward pass waits to be collected."""
-        return self._backward is not None
-
     def trains(self, *parameters: Tensor | None) -> bool:
         return any(id(parameter) in self._names for parameter in parameters)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from typing import Any, ClassVar
 
@@ -27,7 +28,7 @@ class Weights:
         self.projection = get("weight_hr")
 
 
-class Cell:
+class Cell(ABC):
     """One layer in one direction over all times.
 
     `forward` goes from the inputs' part of the gates, (T, b, gates), to the states after each time,
@@ -49,11 +50,13 @@ class Cell:
         """The hidden states before each time, (T, b, ·)."""
         return torch.cat([self.before[0][None], self.hiddens[:-1]])
 
+    @abstractmethod
     def forward(self, gates: Tensor) -> tuple[Tensor, ...]:
-        raise NotImplementedError
+        """The states after each time."""
 
+    @abstractmethod
     def backward(self, gradients: list[Tensor]) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
-        raise NotImplementedError
+        """The gradients of the gates, twice, and of the states before."""
 
     def uses(self) -> Iterator[Use]:
         """Of parameters other than the two weights and biases."""
