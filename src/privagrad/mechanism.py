@@ -80,19 +80,17 @@ class GaussianSum:
         units ← A^{-1/2} grid (round(units) + round(N(0, (z · sensitivity / grid)²))) / batch_size
         with the EXPECTED batch size.
         """
-        self.add_noise(units, source, pool)
-        _unwhiten(units, ellipsoid.noise_std, self.grid / self.batch_size)
-        return units
+        unwhiten, factor = ellipsoid.noise_std, self.grid / self.batch_size
 
-    def add_noise(self, units: Vector, source: RandomSource, pool: Executor | None = None) -> None:
-        """units ← round(units) + round(N(0, (z · sensitivity / grid)²)), in place."""
-
-        def add_to_span(lane: Generator, start: int, stop: int) -> None:
+        def release_span(lane: Generator, start: int, stop: int) -> None:
             for first in range(start, stop, _BLOCK):
-                block = units[first : min(first + _BLOCK, stop)]
+                place = slice(first, min(first + _BLOCK, stop))
+                block = units[place]
                 _add_normals(block, lane.standard_normal(block.size), self._deviation)
+                _unwhiten(block, unwhiten[place], factor)
 
-        _over_lanes(add_to_span, source.lanes, units.size, pool)
+        _over_lanes(release_span, source.lanes, units.size, pool)
+        return units
 
     def release_parts(
         self,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -56,20 +56,32 @@ def looped(
     example: Callable[[Tensor, int], Tensor] = lambda t, i: t[i : i + 1],
 ) -> list[Tensor]:
     """Σ_i g_i min(1, B/‖g_i‖_C) / b, one backward pass per example."""
+    totals = [torch.zeros_like(p) for p in module.parameters() if p.requires_grad]
+    for norm, gradients in one_by_one(module, loss, inputs, targets, kind, example):
+        for total, g in zip(totals, gradients, strict=True):
+            total += g * min(1.0, radius / max(norm, 1e-30))
+    return [total / len(targets) for total in totals]
+
+
+def one_by_one(
+    module: nn.Module,
+    loss: Loss,
+    inputs: Tensor,
+    targets: Tensor,
+    kind: str,
+    example: Callable[[Tensor, int], Tensor] = lambda t, i: t[i : i + 1],
+) -> Iterator[tuple[float, list[Tensor]]]:
+    """The norm in the ellipsoid and the gradients of each example."""
     parameters = [p for p in module.parameters() if p.requires_grad]
     scales = scales_of(module, kind) or [torch.ones_like(p) for p in parameters]
-    totals = [torch.zeros_like(p) for p in parameters]
-    count = len(targets)
-    for i in range(count):
+    for i in range(len(targets)):
         value = loss(module(example(inputs, i)), targets[i : i + 1])
         found = torch.autograd.grad(value, parameters, allow_unused=True)
         gradients = [
             torch.zeros_like(p) if g is None else g for p, g in zip(parameters, found, strict=True)
         ]
-        norm = sum((c * g * g).sum() for c, g in zip(scales, gradients, strict=True)).sqrt()
-        for total, g in zip(totals, gradients, strict=True):
-            total += g * min(1.0, radius / max(float(norm), 1e-30))
-    return [total / count for total in totals]
+        squares = sum((c * g * g).sum() for c, g in zip(scales, gradients, strict=True))
+        yield float(squares.sqrt()), gradients
 
 
 def engine_sum(
@@ -113,14 +125,7 @@ def middle_radius(
     module: nn.Module, loss: Loss, inputs: Tensor, targets: Tensor, kind: str
 ) -> float:
     """A radius that bounds some examples and leaves others as they are."""
-    parameters = [p for p in module.parameters() if p.requires_grad]
-    scales = scales_of(module, kind) or [torch.ones_like(p) for p in parameters]
-    norms = []
-    for i in range(len(targets)):
-        value = loss(module(inputs[i : i + 1]), targets[i : i + 1])
-        found = torch.autograd.grad(value, parameters, allow_unused=True)
-        squares = [(c * g * g).sum() for c, g in zip(scales, found, strict=True) if g is not None]
-        norms.append(float(sum(squares).sqrt()))
+    norms = [norm for norm, _ in one_by_one(module, loss, inputs, targets, kind)]
     return sorted(norms)[len(norms) // 2]
 
 

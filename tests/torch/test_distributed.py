@@ -9,15 +9,12 @@ import time
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
-import torch.distributed as dist
 
 from tests.statistics import assert_scale
 
 WORKER = "tests.torch.distributed_worker"
 ROOT = Path(__file__).parents[2]
-pytestmark = pytest.mark.skipif(not dist.is_gloo_available(), reason="needs gloo")
 
 
 def start(task: str, processes: int, folder: Path) -> list[subprocess.Popen[str]]:

@@ -14,7 +14,6 @@ EXAMPLES = Path(__file__).parent.parent.parent / "examples"
 @pytest.mark.parametrize("framework", ["lightning", "skorch"])
 @pytest.mark.filterwarnings("ignore:.*isinstance\\(treespec, LeafSpec\\):FutureWarning")
 def test_example(framework: str) -> None:
-    pytest.importorskip(framework)
     torch.manual_seed(0)
     accuracy, epsilon = runpy.run_path(str(EXAMPLES / f"{framework}_example.py"))["main"](epochs=4)
     assert accuracy > 0.85

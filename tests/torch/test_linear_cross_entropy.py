@@ -118,3 +118,21 @@ def test_huge_logits_do_not_overflow() -> None:
     x = torch.tensor([[1e4, 1e4], [-1e4, 3.0]])
     y = torch.tensor([0, 2])
     assert torch.allclose(layer(x, y), F.cross_entropy(layer(x), y))
+
+
+def test_an_empty_batch_leaves_noise_alone() -> None:
+    module = Model()
+    private, optimizer, _ = PrivacyEngine().make_private(
+        module=module,
+        optimizer=torch.optim.SGD(module.parameters(), lr=0.0),
+        data_loader=torch.utils.data.DataLoader([0] * 6, batch_size=6),
+        noise_multiplier=1.0,
+        max_grad_norm=1.0,
+        poisson_sampling=False,
+    )
+    x, y = words()
+    private(x[:0], y[:0]).backward()
+    optimizer.step()
+    gradients = torch.cat([p.grad.flatten() for p in module.parameters()])
+    assert bool(gradients.isfinite().all())
+    assert bool((gradients != 0).all())

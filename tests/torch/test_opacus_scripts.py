@@ -51,7 +51,6 @@ def test_the_script_runs_on_the_same_curve(script: Path) -> None:
     noise, epsilon = result(moved(script.read_text()), script.stem)
     assert noise > 0
     assert 0 < epsilon < 20
-    pytest.importorskip("opacus")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of Opacus, about hooks and its random numbers
         expected = result(script.read_text(), script.stem)

@@ -123,7 +123,7 @@ class _Fused(torch.autograd.Function):
         (x,) = ctx.saved_tensors
         module, tape, loan = ctx.module, ctx.tape, ctx.loan
         shares = (ctx.shares * gradient)[:, None, None]
-        d = loan.rows.view(*x.shape[:2], -1)
+        d = loan.rows.view(*x.shape[:2], module.classes)
         inputs = x * shares
         dx = None
         if ctx.needs_input_grad[2]:

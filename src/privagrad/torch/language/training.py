@@ -56,10 +56,7 @@ class Setting:
     epochs: int = 7
     batch_size: int = 250
     seed: int = 0
-    momentum: float = 0.0
     width: int = 120
-    steps: int | None = None
-    """Stop after so many steps of the schedule: for tuning."""
 
     def __post_init__(self) -> None:
         _validate.choice("method", self.method, METHODS)
@@ -147,8 +144,6 @@ def train(
     base = setting.step_size
     for epoch in range(start, setting.epochs):
         for step, (words, targets) in enumerate(loader, start=epoch * per_epoch):
-            if setting.steps is not None and step >= setting.steps:
-                break
             for group in optimizer.param_groups:
                 group["lr"] = max(base * factors[step], 1e-12)
             optimizer.zero_grad()
@@ -164,8 +159,6 @@ def train(
         if report is not None:
             cost = engine.get_epsilon(DELTA) if setting.private else math.inf
             report((epoch + 1) * per_epoch, setting.epochs * per_epoch, curve[-1], cost)
-        if setting.steps is not None and (epoch + 1) * per_epoch >= setting.steps:
-            break
     return {
         "valid_curve": curve,
         "valid_perplexity": curve[-1],
@@ -180,7 +173,7 @@ def train(
 def _optimizer(setting: Setting, model: LanguageModel) -> Any:
     parameters = model.parameters()
     if setting.method in ("dp-sgd", "sgd"):
-        return SGD(parameters, lr=setting.step_size, momentum=setting.momentum)
+        return SGD(parameters, lr=setting.step_size)
     if setting.method == "pasan":
         return AdaptiveSGD(parameters, lr=setting.step_size)
     return Adagrad(parameters, lr=setting.step_size)

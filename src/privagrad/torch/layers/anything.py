@@ -42,10 +42,18 @@ def anything(tape: Tape, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
 
     if count == 0:
         with torch.no_grad():
-            return plain(module, *args, **kwargs)
+            outputs = plain(module, *args, **kwargs)
+        return tree_map(lambda y: _rooted(tape, y), outputs)
     chosen = [x for m, x in zip(mapped, leaves, strict=True) if m]
     axes = (dict.fromkeys(parameters, 0), [0] * len(chosen))
     return vmap(one, in_dims=axes, randomness="different")(parameters, chosen)
+
+
+def _rooted(tape: Tape, output: Any) -> Any:
+    """An output of no example, which backward() may start from all the same."""
+    if isinstance(output, Tensor) and output.is_floating_point():
+        return tape.tap(output, lambda gradient: ())
+    return output
 
 
 def _own(tape: Tape, parameter: nn.Parameter, count: int) -> Tensor:
