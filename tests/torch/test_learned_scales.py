@@ -28,6 +28,16 @@ def moments(module: nn.Module, inputs: Tensor, targets: Tensor) -> dict[str, Ten
     return total
 
 
+class FirstOf(nn.Module):
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: Tensor) -> Tensor:
+        outputs: Tensor = self.inner(x)[0]
+        return outputs
+
+
 def spread(moment: Tensor, per: str) -> Tensor:
     if per == "row":
         rest = tuple(range(1, moment.dim()))
@@ -74,6 +84,21 @@ def test_moments_are_those_of_examples_for_any_batches() -> None:
         for k, moment in expected.items():
             assert torch.allclose(found[k].float(), moment, rtol=1e-4, atol=1e-10)
             assert torch.allclose(summed[k].float(), moment, rtol=1e-4, atol=1e-10)
+
+
+def test_moments_of_rows_are_those_of_their_coordinates() -> None:
+    """Also where they are found without forming gradients: several uses of a matrix by one example."""
+    torch.manual_seed(0)
+    module = nn.Sequential(
+        nn.Embedding(9, 5), FirstOf(nn.LSTM(5, 4, batch_first=True)), nn.Linear(4, 3)
+    )
+    words, targets = torch.randint(0, 9, (12, 7)), torch.randint(0, 3, (12, 7))
+    loader = DataLoader(TensorDataset(words, targets), 4)
+    each = second_moments(module, loader, floor=1e-9)
+    rows = second_moments(module, loader, floor=1e-9, per="row")
+    for name, moment in each.items():
+        expected = spread(moment, "row") if moment.dim() > 1 else moment
+        assert torch.allclose(rows[name], expected, rtol=1e-4)
 
 
 def test_public_moments_cost_and_change_nothing() -> None:

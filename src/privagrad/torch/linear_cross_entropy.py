@@ -17,6 +17,8 @@ from privagrad.torch.tape import Tape
 from privagrad.torch.uses import Direct, Outer, Use
 
 _CACHED = 2**20
+_TINY = 1e-30
+"""Shares below this have lost digits: their logarithms are taken from the logits."""
 
 
 class LinearCrossEntropy(nn.Module):
@@ -161,11 +163,11 @@ def _differences(
             torch.mm(x[rows], weight, out=part)
         else:
             torch.addmm(bias, x[rows], weight, out=part)
-        largest, where = part.max(1, keepdim=True)
-        shares = torch.softmax(part, 1, out=out[rows])
-        # log Σ exp without a second pass of exponentials: the largest share never vanishes.
-        below = largest - part.gather(1, aim)
-        losses[rows] = (below - shares.gather(1, where).log())[:, 0]
+        share = torch.softmax(part, 1, out=out[rows]).gather(1, aim)[:, 0]
+        losses[rows] = -share.log()
+        lost = (share < _TINY).nonzero()[:, 0]
+        if len(lost):
+            losses[start + lost] = F.cross_entropy(part[lost], aim[lost, 0], reduction="none")
         out[rows].scatter_add_(1, aim, part.new_full(aim.shape, -1.0))
     if not bool(counts.all()):
         out[~counts] = 0.0

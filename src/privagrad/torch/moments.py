@@ -45,24 +45,36 @@ class SecondMoments:
         _validate.choice("per", per, ("coordinate", "row", "tensor"))
         self.floor, self.per = _validate.positive("floor", floor), per
         self.count = 0
+        self._shapes = {name: p.shape for name, p in parameters.items()}
         self._sums = {
-            name: torch.zeros(as_matrix(p).shape, dtype=torch.float64, device=p.device)
+            name: torch.zeros(self._kept(p), dtype=torch.float64, device=p.device)
             for name, p in parameters.items()
         }
-        self._shapes = {name: p.shape for name, p in parameters.items()}
 
+    @torch.no_grad()
     def add(self, count: int, uses: Mapping[str, list[Use]], factor: float) -> None:
         """Take in `count` examples; their gradients are `factor` times what the uses hold."""
         self.count += count
         for name, group in uses.items():
             for use in group:
-                self._sums[name][use.part] += factor**2 * use.moments().double()
+                if self.per == "coordinate":
+                    seen = use.moments()
+                else:
+                    seen = use.row_moments()[:, None]
+                self._sums[name][use.part] += factor**2 * seen.double()
+
+    def _kept(self, parameter: Tensor) -> tuple[int, int]:
+        rows, columns = as_matrix(parameter).shape
+        return rows, columns if self.per == "coordinate" else 1
 
     def means(self) -> dict[str, Tensor]:
         """E[g²] of every parameter, in its shape, positive."""
         if self.count == 0:
             raise ValueError("Expected public examples, found none in public_loader.")
-        means = {name: total / self.count for name, total in self._sums.items()}
+        means = {
+            name: total * (total.numel() / (self._shapes[name].numel() * self.count))
+            for name, total in self._sums.items()
+        }
         largest = max(float(mean.mean()) for mean in means.values())
         if not (largest > 0 and math.isfinite(largest)):
             raise ValueError(
@@ -73,12 +85,11 @@ class SecondMoments:
 
     def _shaped(self, name: str, mean: Tensor, largest: float) -> Tensor:
         typical = float(mean.mean())
-        if self.per == "row":
-            mean = mean.mean(1, keepdim=True).expand_as(mean)
-        elif self.per == "tensor":
+        if self.per == "tensor":
             mean = mean.mean().expand_as(mean)
         floored = mean + self.floor * max(typical, 1e-12 * largest)
-        return floored.reshape(self._shapes[name])
+        shape = self._shapes[name]
+        return floored.expand(len(mean), shape.numel() // len(mean)).reshape(shape)
 
 
 def shaped_scales(moments: Mapping[str, Tensor], power: float) -> dict[str, Tensor]:

@@ -53,6 +53,10 @@ class Use(ABC):
         assert total is not None
         return total
 
+    def row_moments(self) -> Tensor:
+        """Σ_i Σ_k g_ijk² of every row j, (m,)."""
+        return self.moments().sum(1)
+
     def chunks(self) -> Iterator[Tensor]:
         size = max(1, _CACHED // max(1, self.width))
         for start in range(0, self.count, size):
@@ -154,6 +158,14 @@ class Outer(Use):
         if self.inputs.shape[1] == 1:
             return self.gradients[:, 0].square().T @ self.inputs[:, 0].square()
         return super().moments()
+
+    def row_moments(self) -> Tensor:
+        """Σ_tt' d_tj d_t'j ⟨a_t, a_t'⟩: no gradient is formed."""
+        total = self.gradients.new_zeros(self.gradients.shape[2])
+        for a, d in zip(self.inputs, self.gradients, strict=True):
+            total += (torch.mm(torch.mm(a, a.T), d) * d).sum(0)
+        # Rounding may leave a sum of squares below 0.
+        return total.clamp_min_(0.0)
 
     def total(self, weights: Tensor) -> Tensor:
         a, d = self.inputs, self.gradients
