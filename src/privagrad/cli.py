@@ -78,6 +78,13 @@ def table1(
     vocabulary: Annotated[
         str, typer.Option(help="train, as in the paper (not private), or public.")
     ] = "train",
+    tune: Annotated[
+        float,
+        typer.Option(
+            min=0,
+            help="Minutes to spend on step sizes, radii and schedules, the same for every method.",
+        ),
+    ] = 0.0,
     download: Annotated[
         bool, typer.Option("--download", help="Fetch WikiText-2 into --data-dir first.")
     ] = False,
@@ -96,6 +103,8 @@ def table1(
     `privagrad reproduce table1 --data-dir wikitext-2 --public-dir public --out results`
 
     `privagrad reproduce table1 --data-dir wikitext-2 --download --methods dp-sgd --quick`
+
+    `privagrad reproduce table1 --data-dir wikitext-2 --methods dp-sgd --epsilons 3 --tune 120`
     """
     with _errors():
         if data_dir is None:
@@ -113,7 +122,7 @@ def table1(
         if download:
             fetch_wikitext2(data_dir)
         texts = experiment.read_texts(data_dir, public_dir, vocabulary, quick)
-        plan = experiment.Plan(names, budgets, epochs, seeds, quick)
+        plan = experiment.Plan(names, budgets, epochs, seeds, quick, 60 * tune)
         out.mkdir(parents=True, exist_ok=True)
         rows = experiment.run(texts, plan, out)
     columns = ("method", "epsilon", "seed", "valid", "reset", "test", "spent", "minutes")

@@ -12,9 +12,13 @@ import torch
 import torch.nn.functional as F
 from typer.testing import CliRunner
 
+from privagrad.accounting import PrivacyPlan
 from privagrad.cli import app
+from privagrad.events import GaussianEvent
 from privagrad.experiments import downloads
 from privagrad.experiments import language_model as experiment
+from privagrad.experiments.language_tuning import read_trials
+from privagrad.experiments.tuning import Rung, halve, ladder
 from privagrad.torch.language.corpus import Sequences, Vocabulary, read_tokens
 from privagrad.torch.language.model import LanguageModel, perplexity
 from privagrad.torch.language.training import Setting, Texts, _factors, train
@@ -97,7 +101,9 @@ def test_every_method_learns_something(folder: Path, method: str, tmp_path: Path
         assert 7.5 < result["epsilon_spent"] <= 8.0
 
 
-def test_a_run_goes_on_after_its_last_epoch(folder: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("share", [2 / 3, 3 / 4])
+def test_a_run_goes_on_after_its_last_epoch(folder: Path, tmp_path: Path, share: float) -> None:
+    """What was released after it and lost with the process is paid all the same."""
     data = texts(folder)
     setting = Setting("dp-sgd", 4.0, 2.0, epochs=3, batch_size=20, width=8)
 
@@ -105,15 +111,14 @@ def test_a_run_goes_on_after_its_last_epoch(folder: Path, tmp_path: Path) -> Non
         pass
 
     def kill(step: int, total: int, perplexity: float, epsilon: float) -> None:
-        if math.isfinite(epsilon) and step > total / 2:
+        if step >= share * total:
             raise Killed
 
     with pytest.raises(Killed):
         train(setting, data, tmp_path / "run", kill)
     result = train(setting, data, tmp_path / "run")
     assert len(result["valid_curve"]) == 3
-    # The epoch that was cut off is paid, once; none is paid twice.
-    assert result["epsilon_spent"] <= 4.0
+    assert (result["epsilon_spent"] <= 4.0) == (share == 2 / 3)
 
 
 def test_the_command_writes_table_and_figure(folder: Path, tmp_path: Path) -> None:
@@ -136,6 +141,59 @@ def test_the_command_writes_table_and_figure(folder: Path, tmp_path: Path) -> No
     results[0].write_text(json.dumps(changed))
     again = CliRunner().invoke(app, [*command, "--methods", "dp-sgd,pagan,sgd"])
     assert "77.0" in again.output
+
+
+def test_ladders_fit_into_the_time_and_end_with_three() -> None:
+    for minutes in (1, 5, 20, 100, 1000):
+        rungs = ladder(60 * minutes, 0.5, 1673, 30)
+        assert rungs[-1].candidates == 3
+        assert rungs[-1].steps <= 1673
+        assert rungs[0].steps >= 30
+        assert sum(rung.candidates * rung.steps for rung in rungs) * 0.5 <= 60 * minutes
+    assert [rung.candidates for rung in ladder(6000, 0.5, 1673, 30)] == [27, 9, 3]
+    with pytest.raises(ValueError, match="minutes of tuning"):
+        ladder(30, 0.5, 1673, 30)
+
+
+def test_halving_finds_the_best_and_spends_most_on_the_good() -> None:
+    asked: list[tuple[int, int]] = []
+
+    def score(candidate: int, rung: int, steps: int) -> float:
+        asked.append((candidate, steps))
+        # Short trials flatter candidate 0.
+        return candidate if steps > 10 or candidate else -1.0
+
+    rungs = [Rung(9, 10), Rung(3, 30)]
+    assert halve([5, 3, 0, 8, 7, 2, 9, 6, 4, 1], rungs, score) == 0
+    assert [c for c, steps in asked if steps == 30] == [0, 2, 3]
+    assert len(asked) == 12
+
+
+def test_tuning_is_logged_and_its_price_is_named(folder: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    command = ["reproduce", "table1", "--data-dir", str(folder), "--quick", "--epochs", "2"]
+    command += ["--out", str(out), "--epsilons", "3", "--methods", "dp-sgd", "--tune", "0.15"]
+    done = CliRunner().invoke(app, command)
+    assert done.exit_code == 0, done.output
+    trials = read_trials(out / "tuning.csv")
+    assert len(trials) >= 4
+    chosen = min((t for t in trials if t.rung == trials[-1].rung), key=lambda t: t.valid_perplexity)
+    row = (out / "table1.csv").read_text().splitlines()[1].split(",")
+    assert float(row[4]) == chosen.step_size
+    assert float(row[5]) == chosen.radius
+    # The price is that of all releases together.
+    examples = len(Sequences(texts(folder).train))
+    events = [
+        GaussianEvent(trial.noise_multiplier, trial.steps, "poisson", examples, 50)
+        for trial in trials
+    ]
+    steps = 2 * math.ceil(examples / 50)
+    events.append(GaussianEvent(trials[0].noise_multiplier, steps, "poisson", examples, 50))
+    expected = PrivacyPlan(tuple(events)).epsilon(1e-5)
+    assert f"epsilon {expected:.3g} in place of 3" in (out / "table1.md").read_text()
+    # Trials in the log are not made again.
+    assert CliRunner().invoke(app, command).exit_code == 0
+    assert read_trials(out / "tuning.csv") == trials
 
 
 def test_missing_data_says_what_to_do(tmp_path: Path) -> None:

@@ -87,7 +87,7 @@ def test_moments_are_those_of_examples_for_any_batches() -> None:
 
 
 def test_moments_of_rows_are_those_of_their_coordinates() -> None:
-    """Also where they are found without forming gradients: several uses of a matrix by one example."""
+    """Also where no gradient is formed: one example uses a matrix several times."""
     torch.manual_seed(0)
     module = nn.Sequential(
         nn.Embedding(9, 5), FirstOf(nn.LSTM(5, 4, batch_first=True)), nn.Linear(4, 3)

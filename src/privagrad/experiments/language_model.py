@@ -8,11 +8,12 @@ import math
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from privagrad import _validate
+from privagrad.experiments.language_tuning import Trial, price, read_trials, tune
 from privagrad.experiments.plots import COLOURS, figure, save
 
 if TYPE_CHECKING:
@@ -62,6 +63,8 @@ class Plan:
     epochs: int = 7
     seeds: int = 1
     quick: bool = False
+    tuning_seconds: float = 0.0
+    """To be shared by all methods and epsilons alike; 0: the recipes as they are."""
 
 
 def read_texts(
@@ -117,22 +120,38 @@ def settings_of(plan: Plan) -> list[Setting]:
 
 
 def run(texts: Texts, plan: Plan, out: Path) -> list[dict[str, Any]]:
-    """Make every run that is not there yet; write table1.csv, .md, curves and Figure 2."""
+    """Tune if asked to, make every run that is not there yet; write tables, curves and Figure 2."""
     from privagrad.torch.language.training import train
 
     settings = settings_of(plan)
     rows = []
-    with _bar(len(settings)) as show:
+    with _bar() as show:
+        if plan.tuning_seconds:
+            settings = _tuned(settings, texts, plan, out, show)
         for number, setting in enumerate(settings):
             folder = out / "runs" / _name(setting)
             finished = folder / "result.json"
             if not finished.exists():
                 folder.mkdir(parents=True, exist_ok=True)
-                result = train(setting, texts, folder, show(number, setting))
+                title = f"run {number + 1} of {len(settings)}"
+                result = train(setting, texts, folder, show(title, setting))
                 _write_whole(finished, json.dumps(result))
             rows.append({**asdict(setting), **json.loads(finished.read_text(encoding="utf-8"))})
-            _write(out, rows, texts.test is None)
+            _write(out, rows, texts)
     return rows
+
+
+def _tuned(
+    settings: list[Setting], texts: Texts, plan: Plan, out: Path, show: Any
+) -> list[Setting]:
+    """The same runs with the step sizes, radii and schedules that the tuner finds."""
+    recipes = {(s.method, s.epsilon): replace(s, seed=0) for s in settings}
+    share = plan.tuning_seconds / len(recipes)
+    best = {
+        key: tune(recipe, texts, share, out, lambda trial: show("tuning", trial))
+        for key, recipe in recipes.items()
+    }
+    return [replace(best[s.method, s.epsilon], seed=s.seed) for s in settings]
 
 
 def _name(setting: Setting) -> str:
@@ -147,7 +166,7 @@ def _write_whole(path: Path, text: str) -> None:
     partial.replace(path)
 
 
-def _write(out: Path, rows: list[dict[str, Any]], without_test: bool) -> None:
+def _write(out: Path, rows: list[dict[str, Any]], texts: Texts) -> None:
     with (out / "table1.csv").open("w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, COLUMNS, extrasaction="ignore")
         writer.writeheader()
@@ -159,11 +178,38 @@ def _write(out: Path, rows: list[dict[str, Any]], without_test: bool) -> None:
         for row in rows:
             for epoch, value in enumerate(row["valid_curve"], start=1):
                 curves.writerow([row["method"], row["epsilon"], row["seed"], epoch, value])
-    (out / "table1.md").write_text(_markdown(rows, without_test), encoding="utf-8")
+    notes = _price(read_trials(out / "tuning.csv"), rows, texts)
+    if texts.test is None:
+        notes.append("There was no test.txt: that column is empty.")
+    (out / "table1.md").write_text(_markdown(rows, notes), encoding="utf-8")
     _draw(out / "figure2", rows)
 
 
-def _markdown(rows: list[dict[str, Any]], without_test: bool) -> str:
+def _price(trials: list[Trial], rows: list[dict[str, Any]], texts: Texts) -> list[str]:
+    """What the tuning would cost if it were charged."""
+    from privagrad.torch.language.corpus import Sequences
+    from privagrad.torch.language.training import DELTA, Setting
+
+    if not trials:
+        return []
+    names = [field.name for field in fields(Setting)]
+    finals = {(r["method"], r["epsilon"]): Setting(**{n: r[n] for n in names}) for r in rows}
+    notes = [
+        f"Step size, radius and schedule are the best of {len(trials)} trials on the validation "
+        "text (tuning.csv), which are not charged. If they were:"
+    ]
+    for (method, epsilon), final in finals.items():
+        own = [t for t in trials if (t.method, t.epsilon) == (method, epsilon)]
+        if own and final.private:
+            cost = price(own, final, len(Sequences(texts.train)), DELTA)
+            notes.append(
+                f"- {LABELS[method]}: {len(own)} trials of {sum(t.steps for t in own)} steps "
+                f"together and the run itself, epsilon {cost:.3g} in place of {epsilon:g}"
+            )
+    return notes
+
+
+def _markdown(rows: list[dict[str, Any]], notes: list[str]) -> str:
     lines = [
         "| method | epsilon | validation, state carried | reset every 35 | test | paper's test |",
         "|---|---|---|---|---|---|",
@@ -180,9 +226,7 @@ def _markdown(rows: list[dict[str, Any]], without_test: bool) -> str:
     )
     if any(row["width"] != 120 for row in rows):
         lines.append("A small model on a slice of the text: not to be compared with the paper's.")
-    if without_test:
-        lines.append("There was no test.txt: that column is empty.")
-    return "\n".join(lines) + "\n"
+    return "\n".join([*lines, *notes]) + "\n"
 
 
 _SHOWN = ("valid_perplexity", "valid_perplexity_reset", "test_perplexity")
@@ -219,7 +263,7 @@ def _draw(stem: Path, rows: list[dict[str, Any]]) -> None:
 
 
 @contextmanager
-def _bar(runs: int) -> Iterator[Any]:
+def _bar() -> Iterator[Any]:
     """A bar for the run at hand, with its perplexity and epsilon so far."""
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
@@ -234,9 +278,9 @@ def _bar(runs: int) -> Iterator[Any]:
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task("", total=1, note="")
 
-        def show(number: int, setting: Setting) -> Any:
+        def show(what: str, setting: Setting) -> Any:
             bar.reset(task)
-            title = f"run {number + 1} of {runs}: {setting.method}, epsilon {setting.epsilon:g}"
+            title = f"{what}: {setting.method}, epsilon {setting.epsilon:g}"
             last = time.monotonic()
 
             def report(step: int, total: int, perplexity: float, epsilon: float) -> None:

@@ -57,10 +57,7 @@ class SecondMoments:
         self.count += count
         for name, group in uses.items():
             for use in group:
-                if self.per == "coordinate":
-                    seen = use.moments()
-                else:
-                    seen = use.row_moments()[:, None]
+                seen = use.moments() if self.per == "coordinate" else use.row_moments()[:, None]
                 self._sums[name][use.part] += factor**2 * seen.double()
 
     def _kept(self, parameter: Tensor) -> tuple[int, int]:

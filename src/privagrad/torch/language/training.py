@@ -57,6 +57,8 @@ class Setting:
     batch_size: int = 250
     seed: int = 0
     width: int = 120
+    steps: int | None = None
+    """Stop after so many, with the noise of the whole run and its schedule compressed: a trial."""
 
     def __post_init__(self) -> None:
         _validate.choice("method", self.method, METHODS)
@@ -138,27 +140,28 @@ def train(
         )
         _head_start(optimizer)
     per_epoch = len(loader)
-    factors = _factors(setting.schedule, setting.epochs * per_epoch)
+    steps = setting.steps or setting.epochs * per_epoch
+    factors = _factors(setting.schedule, steps)
     if start:
         _restore(checkpoint, engine, private, optimizer, setting)
-    base = setting.step_size
-    for epoch in range(start, setting.epochs):
-        for step, (words, targets) in enumerate(loader, start=epoch * per_epoch):
+    cost = math.nan
+    for epoch in range(start, math.ceil(steps / per_epoch)):
+        numbers = range(epoch * per_epoch, min((epoch + 1) * per_epoch, steps))
+        for step, (words, targets) in zip(numbers, loader, strict=False):
             for group in optimizer.param_groups:
-                group["lr"] = max(base * factors[step], 1e-12)
+                group["lr"] = setting.step_size * factors[step]
             optimizer.zero_grad()
-            loss = private(words, targets)
-            loss.backward()
+            private(words, targets).backward()
             optimizer.step()
             if report is not None and step % 10 == 0:
-                shown = curve[-1] if curve else math.nan
-                report(step, setting.epochs * per_epoch, shown, math.nan)
+                report(step, steps, curve[-1] if curve else math.nan, cost)
         curve.append(perplexity(model, texts.valid))
         seconds = spent + time.monotonic() - begun
-        _save(checkpoint, engine, private, optimizer, setting, epoch + 1, curve, seconds)
+        if setting.steps is None:
+            _save(checkpoint, engine, private, optimizer, setting, epoch + 1, curve, seconds)
         if report is not None:
             cost = engine.get_epsilon(DELTA) if setting.private else math.inf
-            report((epoch + 1) * per_epoch, setting.epochs * per_epoch, curve[-1], cost)
+            report(numbers.stop, steps, curve[-1], cost)
     return {
         "valid_curve": curve,
         "valid_perplexity": curve[-1],

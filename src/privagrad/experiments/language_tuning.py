@@ -1,0 +1,138 @@
+"""Step size, radius and schedule of the language model's methods, by successive halving."""
+
+from __future__ import annotations
+
+import csv
+import math
+import random
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, astuple, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from privagrad.accounting import PrivacyPlan
+from privagrad.events import GaussianEvent
+from privagrad.experiments.tuning import halve, ladder
+
+if TYPE_CHECKING:
+    from privagrad.torch.language.training import Setting, Texts
+
+STEP_FACTORS = (1.0, 2.0, 0.5, 4.0, 0.25)
+RADIUS_FACTORS = (1.0, 0.5, 2.0)
+LEAST = 30
+"""Steps of the shortest trial."""
+
+_WORDS = 20_000
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One line of the tuner's log."""
+
+    method: str
+    epsilon: float
+    rung: int
+    steps: int
+    step_size: float
+    radius: float
+    schedule: str
+    valid_perplexity: float
+    noise_multiplier: float
+    seconds: float
+
+
+def candidates(recipe: Setting) -> list[Setting]:
+    """The recipe and its neighbours on the grid, in an order that is the same every time."""
+    from privagrad.torch.language.training import SCHEDULES
+
+    grid = [
+        replace(recipe, step_size=recipe.step_size * s, radius=recipe.radius * r, schedule=kind)
+        for s in STEP_FACTORS
+        for r in (RADIUS_FACTORS if recipe.private else (1.0,))
+        for kind in SCHEDULES
+    ]
+    others = [setting for setting in grid if setting != recipe]
+    random.Random(0).shuffle(others)
+    return [recipe, *others]
+
+
+def tune(
+    recipe: Setting,
+    texts: Texts,
+    seconds: float,
+    out: Path,
+    show: Callable[[Setting], Any] | None = None,
+) -> Setting:
+    """The best of `candidates` within a time; every trial is a line of out/tuning.csv.
+
+    Trials have the noise of the whole run and its schedule in fewer steps, and are judged by the
+    first words of the validation text. Trials found in the log are not made again.
+    """
+    from privagrad.torch.language.corpus import Sequences
+    from privagrad.torch.language.training import train
+
+    log = out / "tuning.csv"
+    known = {_key(trial): trial for trial in read_trials(log)}
+    brief = replace(texts, valid=texts.valid[: _WORDS + 1], test=None)
+
+    def make(setting: Setting, rung: int, steps: int) -> Trial:
+        wanted = _key_of(setting, rung, steps)
+        if wanted not in known:
+            trial = replace(setting, steps=steps)
+            result = train(trial, brief, out / "runs" / "trial", show and show(trial))
+            found = result["valid_perplexity"]
+            score = found if math.isfinite(found) else math.inf
+            known[wanted] = Trial(
+                setting.method, setting.epsilon, rung, steps, setting.step_size, setting.radius,
+                setting.schedule, score, result["noise_multiplier"], result["seconds"],
+            )  # fmt: skip
+            _append(log, known[wanted])
+        return known[wanted]
+
+    per_epoch = math.ceil(len(Sequences(texts.train)) / recipe.batch_size)
+    pace = make(recipe, -1, LEAST).seconds / LEAST
+    rungs = ladder(seconds, pace, recipe.epochs * per_epoch, LEAST)
+    return halve(candidates(recipe), rungs, lambda s, k, n: make(s, k, n).valid_perplexity)
+
+
+def price(trials: Iterable[Trial], final: Setting, examples: int, delta: float) -> float:
+    """What the chosen run would cost if its trials were charged to the same budget."""
+    own = [t for t in trials if (t.method, t.epsilon) == (final.method, final.epsilon)]
+    counts: dict[float, int] = {}
+    for trial in own:
+        counts[trial.noise_multiplier] = counts.get(trial.noise_multiplier, 0) + trial.steps
+    batch = min(final.batch_size, examples)
+    whole = final.epochs * math.ceil(examples / batch)
+    noise = own[0].noise_multiplier
+    counts[noise] = counts.get(noise, 0) + whole
+    events = [GaussianEvent(z, n, "poisson", examples, batch) for z, n in counts.items()]
+    return PrivacyPlan(tuple(events)).epsilon(delta)
+
+
+def read_trials(log: Path) -> list[Trial]:
+    """What the log holds; a line that was cut off while it was written does not count."""
+    if not log.exists():
+        return []
+    kinds = (str, float, int, int, float, float, str, float, float, float)
+    with log.open(newline="", encoding="utf-8") as file:
+        lines = [line for line in list(csv.reader(file))[1:] if len(line) == len(kinds)]
+    return [Trial(*(kind(v) for kind, v in zip(kinds, line, strict=True))) for line in lines]
+
+
+def _append(log: Path, trial: Trial) -> None:
+    log.parent.mkdir(parents=True, exist_ok=True)
+    fresh = not log.exists()
+    with log.open("a", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file)
+        if fresh:
+            writer.writerow(asdict(trial))
+        writer.writerow(astuple(trial))
+
+
+def _key_of(setting: Setting, rung: int, steps: int) -> tuple[Any, ...]:
+    own = (setting.step_size, setting.radius, setting.schedule)
+    return (setting.method, setting.epsilon, rung, steps, *own)
+
+
+def _key(trial: Trial) -> tuple[Any, ...]:
+    return astuple(trial)[:7]
