@@ -82,9 +82,10 @@ def tune(
             result = train(trial, brief, out / "runs" / "trial", show and show(trial))
             found = result["valid_perplexity"]
             score = found if math.isfinite(found) else math.inf
+            working = steps * result["seconds_per_step"]
             known[wanted] = Trial(
                 setting.method, setting.epsilon, rung, steps, setting.step_size, setting.radius,
-                setting.schedule, score, result["noise_multiplier"], result["seconds"],
+                setting.schedule, score, result["noise_multiplier"], working,
             )  # fmt: skip
             _append(log, known[wanted])
         return known[wanted]

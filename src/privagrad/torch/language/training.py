@@ -144,9 +144,10 @@ def train(
     factors = _factors(setting.schedule, steps)
     if start:
         _restore(checkpoint, engine, private, optimizer, setting)
-    cost = math.nan
+    cost, working = math.nan, 0.0
     for epoch in range(start, math.ceil(steps / per_epoch)):
         numbers = range(epoch * per_epoch, min((epoch + 1) * per_epoch, steps))
+        working -= time.monotonic()
         for step, (words, targets) in zip(numbers, loader, strict=False):
             for group in optimizer.param_groups:
                 group["lr"] = setting.step_size * factors[step]
@@ -155,6 +156,7 @@ def train(
             optimizer.step()
             if report is not None and step % 10 == 0:
                 report(step, steps, curve[-1] if curve else math.nan, cost)
+        working += time.monotonic()
         curve.append(perplexity(model, texts.valid))
         seconds = spent + time.monotonic() - begun
         if setting.steps is None:
@@ -170,6 +172,7 @@ def train(
         "epsilon_spent": engine.get_epsilon(DELTA) if setting.private else math.inf,
         "noise_multiplier": optimizer.noise_multiplier if setting.private else 0.0,
         "seconds": spent + time.monotonic() - begun,
+        "seconds_per_step": working / max(1, steps - start * per_epoch),
     }
 
 
