@@ -42,8 +42,8 @@ PAPER = {
 """Test perplexities of the paper's Table 1."""
 
 RECIPES: dict[str, dict[str, Any]] = {
-    "dp-sgd": {"step_size": {3.0: 8.0, 1.0: 6.5, 0.5: 5.0}, "schedule": "linear"},
-    "pasan": {"step_size": {3.0: 8.0, 1.0: 6.5, 0.5: 5.0}, "schedule": "linear"},
+    "dp-sgd": {"step_size": {3.0: 7.0, 1.0: 5.5, 0.5: 4.0}, "schedule": "linear"},
+    "pasan": {"step_size": {3.0: 7.0, 1.0: 5.5, 0.5: 4.0}, "schedule": "linear"},
     "pagan": {"step_size": {3.0: 0.25, 1.0: 0.2, 0.5: 0.15}, "schedule": "constant"},
     "sgd": {"step_size": {math.inf: 10.0}, "schedule": "linear"},
     "adagrad": {"step_size": {math.inf: 0.1}, "schedule": "constant"},
@@ -174,10 +174,11 @@ def _write(out: Path, rows: list[dict[str, Any]], texts: Texts) -> None:
             writer.writerow({**row, "test_perplexity": row["test_perplexity"] or ""})
     with (out / "curves.csv").open("w", newline="", encoding="utf-8") as file:
         curves = csv.writer(file)
-        curves.writerow(["method", "epsilon", "seed", "epoch", "valid_perplexity"])
+        curves.writerow(["method", "epsilon", "seed", "epoch", "rounds", "valid_perplexity"])
         for row in rows:
             for epoch, value in enumerate(row["valid_curve"], start=1):
-                curves.writerow([row["method"], row["epsilon"], row["seed"], epoch, value])
+                rounds = row["steps_made"] * epoch // len(row["valid_curve"])
+                curves.writerow([row["method"], row["epsilon"], row["seed"], epoch, rounds, value])
     notes = _price(read_trials(out / "tuning.csv"), rows, texts)
     if texts.test is None:
         notes.append("There was no test.txt: that column is empty.")
@@ -254,9 +255,9 @@ def _draw(stem: Path, rows: list[dict[str, Any]]) -> None:
             ]
             for number, row in enumerate(group):
                 best = [min(row["valid_curve"][: k + 1]) for k in range(len(row["valid_curve"]))]
-                rounds = range(1, len(best) + 1)
+                rounds = [row["steps_made"] * k // len(best) for k in range(1, len(best) + 1)]
                 axes.plot(rounds, best, color=colour, label=label if number == 0 else None)
-        axes.set(title=f"epsilon = {epsilon:g}", xlabel="epoch", yscale="log")
+        axes.set(title=f"epsilon = {epsilon:g}", xlabel="rounds", yscale="log")
     grid[0].set_ylabel("least validation perplexity so far")
     grid[-1].legend(frameon=False, fontsize="small")
     save(fig, stem)

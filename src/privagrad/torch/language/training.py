@@ -171,6 +171,7 @@ def train(
         "test_perplexity": None if texts.test is None else perplexity(model, texts.test),
         "epsilon_spent": engine.get_epsilon(DELTA) if setting.private else math.inf,
         "noise_multiplier": optimizer.noise_multiplier if setting.private else 0.0,
+        "steps_made": steps,
         "seconds": spent + time.monotonic() - begun,
         "seconds_per_step": working / max(1, steps - start * per_epoch),
     }
