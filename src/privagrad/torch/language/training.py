@@ -23,6 +23,7 @@ from privagrad.torch.language.model import LanguageModel, perplexity
 from privagrad.torch.moments import POWERS, SecondMoments, shaped_scales
 
 PRIVATE = ("dp-sgd", "pasan", "pagan")
+SHAPED = ("pasan", "pagan")
 METHODS = (*PRIVATE, "sgd", "adagrad")
 Schedule = Literal["constant", "linear", "warm-up"]
 SCHEDULES: tuple[Schedule, ...] = ("constant", "linear", "warm-up")
@@ -31,6 +32,7 @@ FLOOR = 2.0
 """Of the mean moment of a tensor: in embeddings a few hundred occurrences of a word."""
 
 _WARM = 0.1
+_HEAD = 1 / 16
 
 
 @dataclass(frozen=True)
@@ -72,12 +74,15 @@ class Setting:
 Report = Callable[[int, int, float, float], None]
 
 
-def public_moments(texts: Texts, setting: Setting, path: Path) -> dict[str, Tensor]:
+def public_moments(
+    texts: Texts, setting: Setting, folder: Path, report: Report | None = None
+) -> dict[str, Tensor]:
     """Second moments of per-example gradients, row by row, along one noisy epoch of public text.
 
-    A noisy run, because the private one will be noisy too; its model is thrown away. `path` keeps
-    them.
+    A noisy run, because the private one will be noisy too, without its first quarter, in which
+    gradients are unlike later ones. Its model is thrown away; `folder` keeps the moments.
     """
+    path = folder / f"moments-{len(texts.vocabulary)}x{setting.width}.pt"
     if path.exists():
         moments: dict[str, Tensor] = torch.load(path, weights_only=True)
         return moments
@@ -91,21 +96,24 @@ def public_moments(texts: Texts, setting: Setting, path: Path) -> dict[str, Tens
     data = Sequences(texts.public)
     private, optimizer, loader = PrivacyEngine().make_private(
         module=model,
-        optimizer=SGD(model.parameters(), lr=4.0),
+        optimizer=SGD(model.parameters(), lr=8.0),
         data_loader=DataLoader(data, min(setting.batch_size, len(data)), collate_fn=collate),
-        noise_multiplier=0.7,
+        noise_multiplier=0.6,
         max_grad_norm=0.5,
         random_state=0,
     )
     observed = SecondMoments(dict(model.named_parameters()), floor=FLOOR, per="row")
-    optimizer.observe = observed.add
-    for words, targets in loader:
+    for step, (words, targets) in enumerate(loader):
+        optimizer.observe = observed.add if 4 * step >= len(loader) else None
         optimizer.zero_grad()
-        if len(words):
-            private(words, targets).backward()
-            optimizer.step()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    torch.save(observed.means(), path)
+        private(words, targets).backward()
+        optimizer.step()
+        if report is not None:
+            report(step, len(loader), math.nan, math.nan)
+    folder.mkdir(parents=True, exist_ok=True)
+    partial = path.with_suffix(".part")
+    torch.save(observed.means(), partial)
+    partial.replace(path)
     return observed.means()
 
 
@@ -138,9 +146,10 @@ def train(
             # Another stream after every resumption: noise must not come twice.
             random_state=np.random.default_rng([setting.seed, start]),
         )
-        _head_start(optimizer)
     per_epoch = len(loader)
     steps = setting.steps or setting.epochs * per_epoch
+    if setting.private:
+        _head_start(optimizer, steps)
     factors = _factors(setting.schedule, steps)
     if start:
         _restore(checkpoint, engine, private, optimizer, setting)
@@ -187,21 +196,29 @@ def _optimizer(setting: Setting, model: LanguageModel) -> Any:
 
 
 def _ellipsoid(setting: Setting, texts: Texts, folder: Path) -> dict[str, Tensor] | None:
-    if setting.method == "dp-sgd":
+    if setting.method not in SHAPED:
         return None
-    moments = public_moments(texts, setting, folder.parent / "moments.pt")
+    moments = public_moments(texts, setting, folder.parent)
     return shaped_scales(moments, POWERS[setting.method])
 
 
-def _head_start(optimizer: Any) -> None:
-    """AdaGrad's sums begin with one step's noise: the first steps know nothing better."""
+def _head_start(optimizer: Any, steps: int) -> None:
+    """Adaptive methods begin as if they had seen noise for a while.
+
+    Gradients are mostly noise, so that steps fall as 1/sqrt(k): the first ones would otherwise
+    carry the weights further than all others together.
+    """
     inner: Optimizer = optimizer.original_optimizer
-    if not isinstance(inner, Adagrad):
-        return
     noise = optimizer.noise_multiplier * optimizer.max_grad_norm / optimizer.expected_batch_size
-    for name, parameter in optimizer.tape.parameters.items():
-        variance = noise**2 / optimizer.scales[name].full
-        inner.state[parameter]["sum"].copy_(variance.reshape(parameter.shape))
+    seen = _HEAD * steps * noise**2
+    if isinstance(inner, Adagrad):
+        for name, parameter in optimizer.tape.parameters.items():
+            variance = seen / optimizer.scales[name].full
+            inner.state[parameter]["sum"].copy_(variance.reshape(parameter.shape))
+    elif isinstance(inner, AdaptiveSGD):
+        energy = sum(float((seen / scale.full).sum()) for scale in optimizer.scales.values())
+        for group in inner.param_groups:
+            group["initial"] = energy
 
 
 def _factors(schedule: Schedule, steps: int) -> list[float]:
