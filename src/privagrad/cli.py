@@ -75,6 +75,9 @@ def table1(
     epsilons: Annotated[str, typer.Option(help="Budgets separated by commas.")] = "3,1,0.5",
     epochs: Annotated[int, typer.Option(min=1)] = 7,
     seeds: Annotated[int, typer.Option(min=1, help="Runs of each setting.")] = 1,
+    batch_size: Annotated[
+        int, typer.Option(min=1, help="Expected examples of a step; step sizes grow with it.")
+    ] = 250,
     vocabulary: Annotated[
         str, typer.Option(help="train, as in the paper (not private), or public.")
     ] = "train",
@@ -122,7 +125,7 @@ def table1(
         if download:
             fetch_wikitext2(data_dir)
         texts = experiment.read_texts(data_dir, public_dir, vocabulary, quick)
-        plan = experiment.Plan(names, budgets, epochs, seeds, quick, 60 * tune)
+        plan = experiment.Plan(names, budgets, epochs, seeds, batch_size, quick, 60 * tune)
         out.mkdir(parents=True, exist_ok=True)
         rows = experiment.run(texts, plan, out)
     columns = ("method", "epsilon", "seed", "valid", "reset", "test", "spent", "minutes")

@@ -62,6 +62,7 @@ class Plan:
     epsilons: tuple[float, ...] = (3.0, 1.0, 0.5)
     epochs: int = 7
     seeds: int = 1
+    batch_size: int = 250
     quick: bool = False
     tuning_seconds: float = 0.0
     """To be shared by all methods and epsilons alike; 0: the recipes as they are."""
@@ -108,15 +109,21 @@ def settings_of(plan: Plan) -> list[Setting]:
                 setting = Setting(
                     method,
                     epsilon,
-                    sizes[nearest],
+                    sizes[nearest] * _larger(method, plan.batch_size),
                     schedule=recipe["schedule"],
                     epochs=plan.epochs,
+                    batch_size=plan.batch_size,
                     seed=seed,
                 )
                 if plan.quick:
                     setting = replace(setting, batch_size=50, width=32, epochs=min(plan.epochs, 2))
                 settings.append(setting)
     return settings
+
+
+def _larger(method: str, batch_size: int) -> float:
+    """Fewer steps must go as far; those of adaptive methods fall with the square root anyway."""
+    return math.pow(batch_size / 250, 1.0 if method in ("dp-sgd", "sgd") else 0.5)
 
 
 def run(texts: Texts, plan: Plan, out: Path) -> list[dict[str, Any]]:

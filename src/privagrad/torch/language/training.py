@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -20,6 +21,7 @@ from privagrad.torch.adaptive_sgd import AdaptiveSGD
 from privagrad.torch.engine import PrivacyEngine
 from privagrad.torch.language.corpus import Sequences, Vocabulary, collate
 from privagrad.torch.language.model import LanguageModel, perplexity
+from privagrad.torch.loaders import BatchMemoryManager
 from privagrad.torch.moments import POWERS, SecondMoments, shaped_scales
 
 PRIVATE = ("dp-sgd", "pasan", "pagan")
@@ -33,6 +35,8 @@ FLOOR = 2.0
 
 _WARM = 0.1
 _HEAD = 1 / 16
+_TOGETHER = 320
+"""Examples in memory at once: Poisson batches of 250 are hardly ever larger."""
 
 
 @dataclass(frozen=True)
@@ -121,69 +125,118 @@ def train(
     setting: Setting, texts: Texts, folder: Path, report: Report | None = None
 ) -> dict[str, Any]:
     """Train, or go on; the validation perplexity after every epoch, and what it cost."""
-    torch.manual_seed(setting.seed)
-    begun = time.monotonic()
-    model = LanguageModel(len(texts.vocabulary), setting.width)
-    data = Sequences(texts.train)
-    loader: Any = DataLoader(
-        data, min(setting.batch_size, len(data)), shuffle=True, collate_fn=collate
-    )
-    engine = PrivacyEngine()
-    optimizer = _optimizer(setting, model)
-    private: nn.Module = model
-    checkpoint = folder / "state.pt"
-    start, curve, spent = _resumed(checkpoint)
-    if setting.private:
-        private, optimizer, loader = engine.make_private_with_epsilon(
-            module=model,
-            optimizer=optimizer,
-            data_loader=loader,
+    run = _Training(setting, texts, folder)
+    while run.step < run.steps:
+        run.epoch(report)
+        if setting.steps is None:
+            run.save()
+        if report is not None:
+            report(run.step, run.steps, run.curve[-1], run.cost())
+    return run.result()
+
+
+class _Training:
+    """A model under way: at step `step` of `steps`, after as many epochs as `curve` is long."""
+
+    def __init__(self, setting: Setting, texts: Texts, folder: Path) -> None:
+        torch.manual_seed(setting.seed)
+        self.setting, self.texts = setting, texts
+        self.checkpoint = folder / "state.pt"
+        self.model = LanguageModel(len(texts.vocabulary), setting.width)
+        self.module: nn.Module = self.model
+        self.optimizer = _optimizer(setting, self.model)
+        data = Sequences(texts.train)
+        self.loader: Any = DataLoader(
+            data, min(setting.batch_size, len(data)), shuffle=True, collate_fn=collate
+        )
+        self.engine = PrivacyEngine()
+        self.begun, self.working = time.monotonic(), 0.0
+        done, self.curve, self.spent = _resumed(self.checkpoint)
+        if setting.private:
+            self._make_private(_ellipsoid(setting, texts, folder), done)
+        self.per_epoch = len(self.loader)
+        self.steps = setting.steps or setting.epochs * self.per_epoch
+        self.step = self.first = done * self.per_epoch
+        self.factors = _factors(setting.schedule, self.steps)
+        if setting.private:
+            _head_start(self.optimizer, self.steps)
+        if done:
+            _restore(self.checkpoint, self.engine, self.module, self.optimizer, setting)
+
+    def _make_private(self, ellipsoid: dict[str, Tensor] | None, done: int) -> None:
+        setting = self.setting
+        self.module, self.optimizer, self.loader = self.engine.make_private_with_epsilon(
+            module=self.model,
+            optimizer=self.optimizer,
+            data_loader=self.loader,
             target_epsilon=setting.epsilon,
             target_delta=DELTA,
             epochs=setting.epochs,
             max_grad_norm=setting.radius,
-            ellipsoid=_ellipsoid(setting, texts, folder),
+            ellipsoid=ellipsoid,
             # Another stream after every resumption: noise must not come twice.
-            random_state=np.random.default_rng([setting.seed, start]),
+            random_state=np.random.default_rng([setting.seed, done]),
         )
-    per_epoch = len(loader)
-    steps = setting.steps or setting.epochs * per_epoch
-    if setting.private:
-        _head_start(optimizer, steps)
-    factors = _factors(setting.schedule, steps)
-    if start:
-        _restore(checkpoint, engine, private, optimizer, setting)
-    cost, working = math.nan, 0.0
-    for epoch in range(start, math.ceil(steps / per_epoch)):
-        numbers = range(epoch * per_epoch, min((epoch + 1) * per_epoch, steps))
-        working -= time.monotonic()
-        for step, (words, targets) in zip(numbers, loader, strict=False):
-            for group in optimizer.param_groups:
-                group["lr"] = setting.step_size * factors[step]
-            optimizer.zero_grad()
-            private(words, targets).backward()
-            optimizer.step()
-            if report is not None and step % 10 == 0:
-                report(step, steps, curve[-1] if curve else math.nan, cost)
-        working += time.monotonic()
-        curve.append(perplexity(model, texts.valid))
-        seconds = spent + time.monotonic() - begun
-        if setting.steps is None:
-            _save(checkpoint, engine, private, optimizer, setting, epoch + 1, curve, seconds)
-        if report is not None:
-            cost = engine.get_epsilon(DELTA) if setting.private else math.inf
-            report(numbers.stop, steps, curve[-1], cost)
-    return {
-        "valid_curve": curve,
-        "valid_perplexity": curve[-1],
-        "valid_perplexity_reset": perplexity(model, texts.valid, carried=False),
-        "test_perplexity": None if texts.test is None else perplexity(model, texts.test),
-        "epsilon_spent": engine.get_epsilon(DELTA) if setting.private else math.inf,
-        "noise_multiplier": optimizer.noise_multiplier if setting.private else 0.0,
-        "steps_made": steps,
-        "seconds": spent + time.monotonic() - begun,
-        "seconds_per_step": working / max(1, steps - start * per_epoch),
-    }
+
+    def epoch(self, report: Report | None) -> None:
+        """One pass over the text, or what is left of the steps; then the perplexity."""
+        stop = min(self.step + self.per_epoch, self.steps)
+        shown = self.curve[-1] if self.curve else math.nan
+        cost = self.cost() if self.curve and report is not None else math.nan
+        self.working -= time.monotonic()
+        with self._parts() as parts:
+            for words, targets in parts:
+                for group in self.optimizer.param_groups:
+                    group["lr"] = self.setting.step_size * self.factors[self.step]
+                self.optimizer.zero_grad()
+                self.module(words, targets).backward()
+                self.optimizer.step()
+                self.step += getattr(self.optimizer, "last_chunk", True)
+                if self.step == stop:
+                    break
+                if report is not None:
+                    report(self.step, self.steps, shown, cost)
+        self.working += time.monotonic()
+        self.curve.append(perplexity(self.model, self.texts.valid))
+
+    def _parts(self) -> Any:
+        if not self.setting.private:
+            return nullcontext(self.loader)
+        return BatchMemoryManager(
+            data_loader=self.loader, max_physical_batch_size=_TOGETHER, optimizer=self.optimizer
+        )
+
+    def cost(self) -> float:
+        return self.engine.get_epsilon(DELTA) if self.setting.private else math.inf
+
+    def seconds(self) -> float:
+        return self.spent + time.monotonic() - self.begun
+
+    def save(self) -> None:
+        self.checkpoint.parent.mkdir(parents=True, exist_ok=True)
+        extra = {"epoch": len(self.curve), "curve": self.curve, "seconds": self.seconds()}
+        if not self.setting.private:
+            extra["plain_optimizer"] = self.optimizer.state_dict()
+        self.engine.save_checkpoint(
+            path=self.checkpoint,
+            module=self.module,
+            optimizer=self.optimizer,
+            checkpoint_dict=extra,
+        )
+
+    def result(self) -> dict[str, Any]:
+        texts, model = self.texts, self.model
+        return {
+            "valid_curve": self.curve,
+            "valid_perplexity": self.curve[-1],
+            "valid_perplexity_reset": perplexity(model, texts.valid, carried=False),
+            "test_perplexity": None if texts.test is None else perplexity(model, texts.test),
+            "epsilon_spent": self.cost(),
+            "noise_multiplier": self.optimizer.noise_multiplier if self.setting.private else 0.0,
+            "steps_made": self.steps,
+            "seconds": self.seconds(),
+            "seconds_per_step": self.working / max(1, self.step - self.first),
+        }
 
 
 def _optimizer(setting: Setting, model: LanguageModel) -> Any:
@@ -237,25 +290,6 @@ def _resumed(checkpoint: Path) -> tuple[int, list[float], float]:
         return 0, [], 0.0
     state = torch.load(checkpoint, weights_only=True)
     return int(state["epoch"]), list(state["curve"]), float(state["seconds"])
-
-
-def _save(
-    checkpoint: Path,
-    engine: PrivacyEngine,
-    module: Any,
-    optimizer: Any,
-    setting: Setting,
-    epoch: int,
-    curve: list[float],
-    seconds: float,
-) -> None:
-    checkpoint.parent.mkdir(parents=True, exist_ok=True)
-    extra = {"epoch": epoch, "curve": curve, "seconds": seconds}
-    if not setting.private:
-        extra["plain_optimizer"] = optimizer.state_dict()
-    engine.save_checkpoint(
-        path=checkpoint, module=module, optimizer=optimizer, checkpoint_dict=extra
-    )
 
 
 def _restore(
