@@ -1,9 +1,9 @@
 """How much can noise of another shape gain? Asked of a trained language model, on public text.
 
 For every tensor: m, the mean squared per-example gradient of a coordinate, which is what a larger
-C costs in the norm; and a, how much the loss rises with the variance of noise in a coordinate, which
-is what a larger C saves. With Σ m C fixed the harm Σ a/C is least for C ~ sqrt(a/m), and then it is
-(Σ sqrt(a m))² / (Σ a Σ m) of what a ball's noise does.
+C costs in the norm; and a, how much the loss rises with the variance of noise in a coordinate,
+which is what a larger C saves. With Σ m C fixed the harm Σ a/C is least for C ~ sqrt(a/m), and then
+it is (Σ sqrt(a m))² / (Σ a Σ m) of what a ball's noise does.
 """
 
 from __future__ import annotations
