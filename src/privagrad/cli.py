@@ -120,7 +120,7 @@ def table1(
 
         names = tuple(methods.split(","))
         for name in names:
-            _validate.choice("method", name, experiment.LABELS)
+            _validate.choice("method", name, experiment.RECIPES)
         budgets = tuple(_validate.positive("epsilon", float(part)) for part in epsilons.split(","))
         if download:
             fetch_wikitext2(data_dir)

@@ -17,6 +17,7 @@ from privagrad.cli import app
 from privagrad.events import GaussianEvent
 from privagrad.experiments import downloads
 from privagrad.experiments import language_model as experiment
+from privagrad.experiments.language_tables import COLUMNS
 from privagrad.experiments.language_tuning import read_trials
 from privagrad.experiments.tuning import Rung, halve, ladder
 from privagrad.torch.language.corpus import Sequences, Vocabulary, read_tokens
@@ -129,14 +130,14 @@ def test_the_command_writes_table_and_figure(folder: Path, tmp_path: Path) -> No
     assert done.exit_code == 0, done.output
     assert "no test.txt" in done.output
     header, *rows = (out / "table1.csv").read_text().splitlines()
-    assert header == ",".join(experiment.COLUMNS)
+    assert header == ",".join(COLUMNS)
     assert [row.split(",")[0] for row in rows] == ["dp-sgd", "pagan", "sgd"]
     table = (out / "table1.md").read_text()
     assert "238.44" in table
     assert "not to be compared" in table
     assert (out / "figure2.png").stat().st_size > 1000
     # Finished runs are read, not made again.
-    results = sorted((out / "runs").glob("*/result.json"))
+    results = sorted(out.glob("runs-*/*/result.json"))
     changed = json.loads(results[0].read_text()) | {"valid_perplexity": 77.0}
     results[0].write_text(json.dumps(changed))
     again = CliRunner().invoke(app, [*command, "--methods", "dp-sgd,pagan,sgd"])

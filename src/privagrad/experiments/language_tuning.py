@@ -29,8 +29,11 @@ _WORDS = 20_000
 class Trial:
     """One line of the tuner's log."""
 
+    texts: str
     method: str
     epsilon: float
+    epochs: int
+    batch_size: int
     rung: int
     steps: int
     step_size: float
@@ -61,6 +64,7 @@ def tune(
     texts: Texts,
     seconds: float,
     out: Path,
+    runs: Path,
     show: Callable[[Setting], Any] | None = None,
 ) -> Setting:
     """The best of `candidates` within a time; every trial is a line of out/tuning.csv.
@@ -76,16 +80,17 @@ def tune(
     brief = replace(texts, valid=texts.valid[: _WORDS + 1], test=None)
 
     def make(setting: Setting, rung: int, steps: int) -> Trial:
-        wanted = _key_of(setting, rung, steps)
+        wanted = _key_of(setting, runs.name, rung, steps)
         if wanted not in known:
             trial = replace(setting, steps=steps)
-            result = train(trial, brief, out / "runs" / "trial", show and show(trial))
+            result = train(trial, brief, runs / "trial", show and show(trial))
             found = result["valid_perplexity"]
             score = found if math.isfinite(found) else math.inf
             working = steps * result["seconds_per_step"]
             known[wanted] = Trial(
-                setting.method, setting.epsilon, rung, steps, setting.step_size, setting.radius,
-                setting.schedule, score, result["noise_multiplier"], working,
+                runs.name, setting.method, setting.epsilon, setting.epochs, setting.batch_size,
+                rung, steps, setting.step_size, setting.radius, setting.schedule,
+                score, result["noise_multiplier"], working,
             )  # fmt: skip
             _append(log, known[wanted])
         return known[wanted]
@@ -114,7 +119,7 @@ def read_trials(log: Path) -> list[Trial]:
     """What the log holds; a line that was cut off while it was written does not count."""
     if not log.exists():
         return []
-    kinds = (str, float, int, int, float, float, str, float, float, float)
+    kinds = (str, str, float, int, int, int, int, float, float, str, float, float, float)
     with log.open(newline="", encoding="utf-8") as file:
         lines = [line for line in list(csv.reader(file))[1:] if len(line) == len(kinds)]
     return [Trial(*(kind(v) for kind, v in zip(kinds, line, strict=True))) for line in lines]
@@ -130,10 +135,10 @@ def _append(log: Path, trial: Trial) -> None:
         writer.writerow(astuple(trial))
 
 
-def _key_of(setting: Setting, rung: int, steps: int) -> tuple[Any, ...]:
-    own = (setting.step_size, setting.radius, setting.schedule)
-    return (setting.method, setting.epsilon, rung, steps, *own)
+def _key_of(setting: Setting, texts: str, rung: int, steps: int) -> tuple[Any, ...]:
+    run = (setting.method, setting.epsilon, setting.epochs, setting.batch_size)
+    return (texts, *run, rung, steps, setting.step_size, setting.radius, setting.schedule)
 
 
 def _key(trial: Trial) -> tuple[Any, ...]:
-    return astuple(trial)[:7]
+    return astuple(trial)[:10]
