@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from privagrad.accounting import PrivacyPlan
 from privagrad.cli import app
 from privagrad.events import GaussianEvent
-from privagrad.experiments import downloads
+from privagrad.experiments import downloads, language_tuning
 from privagrad.experiments import language_model as experiment
 from privagrad.experiments.language_tables import COLUMNS
 from privagrad.experiments.language_tuning import read_trials
@@ -170,7 +170,10 @@ def test_halving_finds_the_best_and_spends_most_on_the_good() -> None:
     assert len(asked) == 12
 
 
-def test_tuning_is_logged_and_its_price_is_named(folder: Path, tmp_path: Path) -> None:
+def test_tuning_is_logged_and_its_price_is_named(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(language_tuning, "LEAST", 3)
     out = tmp_path / "out"
     command = ["reproduce", "table1", "--data-dir", str(folder), "--quick", "--epochs", "2"]
     command += ["--out", str(out), "--epsilons", "3", "--methods", "dp-sgd", "--tune", "0.15"]
