@@ -20,6 +20,7 @@ from privagrad.experiments import language_model as experiment
 from privagrad.experiments.language_tables import COLUMNS
 from privagrad.experiments.language_tuning import read_trials
 from privagrad.experiments.tuning import Rung, halve, ladder
+from privagrad.torch.language import training
 from privagrad.torch.language.corpus import Sequences, Vocabulary, read_tokens
 from privagrad.torch.language.model import LanguageModel, perplexity
 from privagrad.torch.language.training import Setting, Texts, _factors, train
@@ -100,6 +101,19 @@ def test_every_method_learns_something(folder: Path, method: str, tmp_path: Path
     assert result["valid_perplexity"] < 12.5  # 13 kinds of words: 13 before training
     if setting.private:
         assert 7.5 < result["epsilon_spent"] <= 8.0
+
+
+def test_batches_in_parts_are_the_same_run(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = texts(folder)
+    setting = Setting("dp-sgd", 4.0, 4.0, epochs=1, batch_size=40, width=8)
+    whole = train(setting, data, tmp_path / "whole")
+    monkeypatch.setattr(training, "_TOGETHER", 7)
+    parts = train(setting, data, tmp_path / "parts")
+    assert parts["valid_perplexity"] == pytest.approx(whole["valid_perplexity"], rel=1e-3)
+    assert parts["epsilon_spent"] == whole["epsilon_spent"]
+    assert parts["steps_made"] == whole["steps_made"]
 
 
 @pytest.mark.parametrize("share", [2 / 3, 3 / 4])
