@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from typing import Any
 
 import pytest
 import torch
@@ -92,19 +93,24 @@ def test_bounded_sum_equals_the_loop(kind: str, ignored: bool) -> None:
     assert_same(private_sum(module, kind, 0.5, ignored, max_physical_batch_size=4), expected)
 
 
+def made_private(module: nn.Module, noise_multiplier: float, radius: float) -> tuple[Any, Any]:
+    private, optimizer, _ = PrivacyEngine().make_private(
+        module=module,
+        optimizer=torch.optim.SGD(module.parameters(), lr=0.0),
+        data_loader=torch.utils.data.DataLoader([0] * 6, batch_size=6),
+        noise_multiplier=noise_multiplier,
+        max_grad_norm=radius,
+        poisson_sampling=False,
+    )
+    return private, optimizer
+
+
 def test_two_passes_before_a_backward_do_not_share_their_memory() -> None:
     torch.manual_seed(0)
     module = Model()
     x, y = words()
     expected = torch.autograd.grad(module(x, y) + module(y, x), list(module.parameters()))
-    private, optimizer, _ = PrivacyEngine().make_private(
-        module=module,
-        optimizer=torch.optim.SGD(module.parameters(), lr=0.0),
-        data_loader=torch.utils.data.DataLoader([0] * 6, batch_size=6),
-        noise_multiplier=0.0,
-        max_grad_norm=1e9,
-        poisson_sampling=False,
-    )
+    private, optimizer = made_private(module, 0.0, 1e9)
     for _ in range(2):
         optimizer.zero_grad()
         (private(x, y) + private(y, x)).backward()
@@ -122,14 +128,7 @@ def test_huge_logits_do_not_overflow() -> None:
 
 def test_an_empty_batch_leaves_noise_alone() -> None:
     module = Model()
-    private, optimizer, _ = PrivacyEngine().make_private(
-        module=module,
-        optimizer=torch.optim.SGD(module.parameters(), lr=0.0),
-        data_loader=torch.utils.data.DataLoader([0] * 6, batch_size=6),
-        noise_multiplier=1.0,
-        max_grad_norm=1.0,
-        poisson_sampling=False,
-    )
+    private, optimizer = made_private(module, 1.0, 1.0)
     x, y = words()
     private(x[:0], y[:0]).backward()
     optimizer.step()

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from privagrad import _validate
 from privagrad.experiments.language_tables import write
-from privagrad.experiments.language_tuning import tune
+from privagrad.experiments.language_tuning import Trial, read_trials, tune
 
 if TYPE_CHECKING:
     from privagrad.torch.language.training import Setting, Texts
@@ -105,7 +105,8 @@ def run(texts: Texts, plan: Plan, out: Path) -> list[dict[str, Any]]:
     from privagrad.torch.language.training import SHAPED, public_moments, train
 
     settings = settings_of(plan)
-    rows = []
+    rows: list[dict[str, Any]] = []
+    trials: list[Trial] = []
     runs = out / f"runs-{_digest(texts)}"
     with _bar() as show:
         for setting in settings:
@@ -113,6 +114,7 @@ def run(texts: Texts, plan: Plan, out: Path) -> list[dict[str, Any]]:
                 public_moments(texts, setting, runs, show("public moments", setting))
         if plan.tuning_seconds:
             settings = _tuned(settings, texts, plan, out, runs, show)
+            trials = [t for t in read_trials(out / "tuning.csv") if t.texts == runs.name]
         for number, setting in enumerate(settings):
             folder = runs / _name(setting)
             finished = folder / "result.json"
@@ -122,7 +124,7 @@ def run(texts: Texts, plan: Plan, out: Path) -> list[dict[str, Any]]:
                 result = train(setting, texts, folder, show(title, setting))
                 _write_whole(finished, json.dumps(result))
             rows.append({**asdict(setting), **json.loads(finished.read_text(encoding="utf-8"))})
-            write(out, rows, texts)
+            write(out, rows, texts, trials)
     return rows
 
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import csv
 import math
-from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from privagrad.experiments.language_tuning import Trial, price, read_trials
+from privagrad.events import GaussianEvent
+from privagrad.experiments.language_tuning import Trial, price
 from privagrad.experiments.plots import COLOURS, figure, save
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ COLUMNS = (
 )  # fmt: skip
 
 
-def write(out: Path, rows: list[dict[str, Any]], texts: Texts) -> None:
+def write(out: Path, rows: list[dict[str, Any]], texts: Texts, trials: list[Trial]) -> None:
     """table1.csv and .md, curves.csv, figure2.png and .svg; `rows` are runs with their results."""
     with (out / "table1.csv").open("w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, COLUMNS, extrasaction="ignore")
@@ -56,7 +56,7 @@ def write(out: Path, rows: list[dict[str, Any]], texts: Texts) -> None:
             for epoch, value in enumerate(row["valid_curve"], start=1):
                 rounds = row["steps_made"] * epoch // len(row["valid_curve"])
                 curves.writerow([row["method"], row["epsilon"], row["seed"], epoch, rounds, value])
-    notes = _price(read_trials(out / "tuning.csv"), rows, texts)
+    notes = _price(trials, rows, texts)
     if texts.test is None:
         notes.append("There was no test.txt: that column is empty.")
     (out / "table1.md").write_text(_markdown(rows, notes), encoding="utf-8")
@@ -66,20 +66,24 @@ def write(out: Path, rows: list[dict[str, Any]], texts: Texts) -> None:
 def _price(trials: list[Trial], rows: list[dict[str, Any]], texts: Texts) -> list[str]:
     """What the tuning would cost if it were charged."""
     from privagrad.torch.language.corpus import Sequences
-    from privagrad.torch.language.training import DELTA, Setting
+    from privagrad.torch.language.training import DELTA
 
     if not trials:
         return []
-    names = [field.name for field in fields(Setting)]
-    finals = {(r["method"], r["epsilon"]): Setting(**{n: r[n] for n in names}) for r in rows}
+    examples = len(Sequences(texts.train))
     notes = [
         f"Step size, radius and schedule are the best of {len(trials)} trials on the validation "
         "text (tuning.csv), which are not charged. If they were:"
     ]
-    for (method, epsilon), final in finals.items():
+    finals = {(row["method"], row["epsilon"]): row for row in rows}
+    for (method, epsilon), row in finals.items():
         own = [t for t in trials if (t.method, t.epsilon) == (method, epsilon)]
-        if own and final.private:
-            cost = price(own, final, len(Sequences(texts.train)), DELTA)
+        if own and math.isfinite(epsilon):
+            batch = min(row["batch_size"], examples)
+            final = GaussianEvent(
+                row["noise_multiplier"], row["steps_made"], "poisson", examples, batch
+            )
+            cost = price(own, final, DELTA)
             notes.append(
                 f"- {LABELS[method]}: {len(own)} trials of {sum(t.steps for t in own)} steps "
                 f"together and the run itself, epsilon {cost:.3g} in place of {epsilon:g}"

@@ -101,18 +101,18 @@ def tune(
     return halve(candidates(recipe), rungs, lambda s, k, n: make(s, k, n).valid_perplexity)
 
 
-def price(trials: Iterable[Trial], final: Setting, examples: int, delta: float) -> float:
+def price(trials: Iterable[Trial], final: GaussianEvent, delta: float) -> float:
     """What the chosen run would cost if its trials were charged to the same budget."""
-    own = [t for t in trials if (t.method, t.epsilon) == (final.method, final.epsilon)]
-    counts: dict[float, int] = {}
-    for trial in own:
-        counts[trial.noise_multiplier] = counts.get(trial.noise_multiplier, 0) + trial.steps
-    batch = min(final.batch_size, examples)
-    whole = final.epochs * math.ceil(examples / batch)
-    noise = own[0].noise_multiplier
-    counts[noise] = counts.get(noise, 0) + whole
-    events = [GaussianEvent(z, n, "poisson", examples, batch) for z, n in counts.items()]
-    return PrivacyPlan(tuple(events)).epsilon(delta)
+    events = [
+        replace(
+            final,
+            noise_multiplier=trial.noise_multiplier,
+            count=trial.steps,
+            batch_size=min(trial.batch_size, final.n_examples),
+        )
+        for trial in trials
+    ]
+    return PrivacyPlan((*events, final)).epsilon(delta)
 
 
 def read_trials(log: Path) -> list[Trial]:

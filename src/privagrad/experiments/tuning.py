@@ -46,7 +46,7 @@ def halve(
     score: Callable[[Candidate, int, int], float],
 ) -> Candidate:
     """The candidate with the least score; `score` is asked with a candidate, rung and steps."""
-    left = list(candidates[: rungs[0].candidates])
+    left = list(candidates)
     for number, rung in enumerate(rungs):
         left = left[: rung.candidates]
         scores = [score(candidate, number, rung.steps) for candidate in left]
