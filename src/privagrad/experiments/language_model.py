@@ -20,10 +20,10 @@ if TYPE_CHECKING:
     from privagrad.torch.language.training import Setting, Texts
 
 RECIPES: dict[str, dict[str, Any]] = {
-    "dp-sgd": {"step_size": {3.0: 7.0, 1.0: 5.5, 0.5: 4.0}, "schedule": "linear"},
+    "dp-sgd": {"step_size": {3.0: 7.0, 1.0: 6.0, 0.5: 5.0}, "schedule": "linear"},
     "pasan": {"step_size": {3.0: 180.0, 1.0: 205.0, 0.5: 220.0}, "schedule": "linear"},
     "pagan": {"step_size": {3.0: 0.2, 1.0: 0.22, 0.5: 0.24}, "schedule": "linear"},
-    "sgd": {"step_size": {math.inf: 10.0}, "schedule": "linear"},
+    "sgd": {"step_size": {math.inf: 30.0}, "schedule": "linear"},
     "adagrad": {"step_size": {math.inf: 0.1}, "schedule": "constant"},
 }
 
