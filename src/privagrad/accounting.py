@@ -239,6 +239,8 @@ def _compose(
     total: Any = None
     for event in events:
         one = _loss_distribution(event, relation, interval)
+        if isinstance(event, GaussianEvent) and event.leak:
+            one = one.compose(_leak(event.leak, interval))
         many = one.self_compose(event.count) if event.count > 1 else one
         total = many if total is None else total.compose(many, tail_mass_truncation=1e-15)
     return total
@@ -253,7 +255,8 @@ def _renyi(events: tuple[Event, ...]) -> Any:
         if isinstance(event, SelectEvent):
             inner = dp_event.ComposedDpEvent([translated(e) for e in event.events])
             return dp_event.RepeatAndSelectDpEvent(inner, event.mean, 1.0)
-        if isinstance(event, ObjectiveEvent) or event.sampling not in (None, "poisson"):
+        plain = isinstance(event, GaussianEvent) and event.leak == 0
+        if not plain or event.sampling not in (None, "poisson"):
             raise ValueError(
                 f"Expected Gaussian releases over all rows or Poisson samples beside a selection, "
                 f"found {event}."
@@ -282,6 +285,17 @@ def _interval(events: tuple[Release, ...], relation: Relation, fine: bool) -> fl
     points = _FINE_POINTS if fine else _COARSE_POINTS
     coarsest = max(1e-2, reach / _LEAST_POINTS)
     return max(min(deviation / per_deviation, coarsest), reach / points)
+
+
+def _leak(probability: float, interval: float) -> PrivacyLossDistribution:
+    """Nothing is shown, or with this probability everything."""
+    from dp_accounting.pld import pld_pmf
+    from dp_accounting.pld import privacy_loss_distribution as pld
+
+    nothing = {0: 1 - probability}
+    return pld.PrivacyLossDistribution(
+        pld_pmf.create_pmf(nothing, interval, probability, pessimistic_estimate=True)
+    )
 
 
 def _loss_distribution(

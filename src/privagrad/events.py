@@ -35,6 +35,8 @@ class GaussianEvent:
         For people: "gradients", "moments", ...
     under : {"add-or-remove-one", "replace-one"} or None
         The neighbouring relation, where the sampling does not say it.
+    leak : float
+        The probability with which each release may show everything about one row.
     """
 
     noise_multiplier: float
@@ -44,11 +46,14 @@ class GaussianEvent:
     batch_size: int = 1
     purpose: str = "query"
     under: Relation | None = None
+    leak: float = 0.0
 
     def __post_init__(self) -> None:
         # dp-accounting under-accounts integer noise multipliers: always a float.
         noise = _validate.positive("noise_multiplier", self.noise_multiplier)
         object.__setattr__(self, "noise_multiplier", noise)
+        if not 0 <= self.leak < 1:
+            raise ValueError(f"Expected a leak in [0, 1), found {self.leak!r}.")
         _validate.whole("count", self.count)
         _validate.whole("n_examples", self.n_examples)
         _validate.whole("batch_size", self.batch_size)
