@@ -10,7 +10,7 @@ from scipy import sparse
 from scipy.sparse import linalg
 
 import privagrad as pg
-from privagrad.estimators._base import default_delta
+from privagrad.linear import default_delta
 
 RADII = (0.1, 0.3, 1.0, 3.0)
 """Bounds on gradients, in true median norms of a row."""

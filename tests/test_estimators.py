@@ -16,8 +16,8 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 
 import privagrad as pg
 from privagrad import mechanism, moments, oracle, queries
-from privagrad.estimators import _recipe
 from privagrad.experiments.problems import absolute_regression
+from privagrad.linear import recipe
 from privagrad.mechanism import GaussianSum
 
 CLASSIFIERS = [pg.PrivateLogisticRegression, pg.PrivateLinearSVC]
@@ -193,8 +193,8 @@ def test_large_tables_are_sampled_at_the_rate_of_the_report(monkeypatch):
 
 
 def test_whole_tables_are_seen_at_every_step_where_that_is_affordable():
-    assert _recipe.batches(5000, 100, False, 300, None) == _recipe.Batches(5000, None)
-    big = _recipe.batches(10**7, 50, False, 300, None)
+    assert recipe.batches(5000, 100, False, 300, None) == recipe.Batches(5000, None)
+    big = recipe.batches(10**7, 50, False, 300, None)
     assert big.sampling == "poisson"
     assert big.size == 10**5
 

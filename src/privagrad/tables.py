@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
+from tempfile import TemporaryFile
 from typing import Any
 
 import numpy as np
@@ -16,6 +18,16 @@ from privagrad.kernels import add_dense, add_sparse
 from privagrad.sampling import Rows
 
 _FLOATS = (np.dtype(np.float32), np.dtype(np.float64))
+_LARGE = 2**30
+_CHUNK = 65_536
+
+
+def scratch(shape: tuple[int, int], dtype: Any) -> NDArray[Any]:
+    """Memory for a table; a large one lies in a temporary file, which goes when it is let go."""
+    if math.prod(shape) * np.dtype(dtype).itemsize < _LARGE:
+        return np.empty(shape, dtype)
+    with TemporaryFile() as file:
+        return np.asarray(np.memmap(file, dtype, mode="w+", shape=shape))
 
 
 @dataclass(frozen=True)
@@ -48,15 +60,36 @@ class DenseRows:
 
     def centred(self, columns: NDArray[Any], centre: Vector) -> DenseRows:
         """These columns minus their centres."""
-        return DenseRows(np.ascontiguousarray(self.array[:, columns] - centre))
+        n = self.shape[0]
+        moved = scratch((n, columns.size), np.result_type(self.array, centre))
+        for first in range(0, n, _CHUNK):
+            place = slice(first, first + _CHUNK)
+            np.subtract(self.array[place][:, columns], centre, out=moved[place])
+        return DenseRows(moved)
 
     def standardized(self, centre: Vector, unit: Vector, constant: bool) -> DenseRows:
         """(a_j - centre_j)/unit_j in all columns, and where asked for a last column of ones."""
         n, dim = self.shape
-        table = np.ones((n, dim + constant), dtype=self.array.dtype)
-        np.subtract(self.array, centre, out=table[:, :dim], casting="same_kind")
-        table[:, :dim] /= unit.astype(table.dtype)
+        table = scratch((n, dim + constant), self.array.dtype)
+        for first in range(0, n, _CHUNK):
+            place = slice(first, first + _CHUNK)
+            part = table[place]
+            np.subtract(self.array[place], centre, out=part[:, :dim], casting="same_kind")
+            part[:, :dim] /= unit.astype(table.dtype)
+            part[:, dim:] = 1.0
         return DenseRows(table)
+
+    def without(self, rows: NDArray[np.bool_]) -> DenseRows:
+        """These rows all zeros, in place."""
+        self.array[rows] = 0.0
+        return self
+
+    def part(self, start: int, stop: int) -> DenseRows:
+        return DenseRows(self.array[start:stop])
+
+    def square_norms(self, weights: Vector) -> Vector:
+        """Σ_j weights_j a_j² of every row."""
+        return np.asarray(np.square(self.array, dtype=np.float64) @ weights)
 
     @cached_property
     def kernel(self) -> tuple[Callable[..., tuple[int, int]], tuple[NDArray[Any], ...]]:
@@ -128,6 +161,20 @@ class SparseRows:
         if constant:
             table = hstack([csr_array(table), csr_array(np.ones((n, 1)))], format="csr")
         return _sparse(table)
+
+    def without(self, rows: NDArray[np.bool_]) -> SparseRows:
+        """These rows all zeros, in place."""
+        self.data[np.repeat(rows, np.diff(self.indptr))] = 0.0
+        return self
+
+    def part(self, start: int, stop: int) -> SparseRows:
+        entries = slice(self.indptr[start], self.indptr[stop])
+        starts = self.indptr[start : stop + 1] - self.indptr[start]
+        return SparseRows(self.data[entries], self.indices[entries], starts, self.dim)
+
+    def square_norms(self, weights: Vector) -> Vector:
+        """Σ_j weights_j a_j² of every row."""
+        return np.asarray(self.matrix.power(2) @ weights, dtype=np.float64)
 
     @cached_property
     def kernel(self) -> tuple[Callable[..., tuple[int, int]], tuple[NDArray[Any], ...]]:

@@ -14,17 +14,18 @@ from sklearn.utils.extmath import safe_sparse_dot
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from privagrad import _validate
-from privagrad.estimators import _recipe
-from privagrad.estimators._fit import (
+from privagrad.events import Event
+from privagrad.linear import (
     Bounds,
     Choices,
     LinearModel,
     Plan,
     Problem,
+    default_delta,
     plan_fit,
     run_fit,
+    warn_if_hopeless,
 )
-from privagrad.events import Event
 from privagrad.noise import RandomSource, RandomState, random_source
 from privagrad.tables import DenseRows, SparseRows, as_rows, strange_columns
 
@@ -87,7 +88,7 @@ class PrivateLinearEstimator(BaseEstimator):  # type: ignore[misc]
         problem = self._pose(X, y, refused)
         plan = self._plan(problem)
         source = estimator_source(self.random_state)
-        _recipe.warn_if_hopeless(problem.rows.shape[0], self.epsilon, plan.relative_noise)
+        warn_if_hopeless(problem.rows.shape[0], self.epsilon, plan.relative_noise)
         model = run_fit(problem, plan, source, self.verbose)
         self.privacy_, self.n_iter_ = model.privacy, plan.steps
         self._keep(model)
@@ -102,7 +103,7 @@ class PrivateLinearEstimator(BaseEstimator):  # type: ignore[misc]
         n = problem.rows.shape[0]
         epsilon = _validate.positive("epsilon", self.epsilon, allow_inf=True)
         delta = default_delta(n) if self.delta is None else _validate.delta_of(self.delta, n)
-        return plan_fit(problem, epsilon, delta, self._choices(n))
+        return plan_fit(problem.facts, epsilon, delta, self._choices(n))
 
     def _table(self, X: Any) -> tuple[DenseRows | SparseRows, Bounds | None]:
         """Rows within the bounds, and the bounds."""
@@ -149,11 +150,6 @@ class PrivateLinearEstimator(BaseEstimator):  # type: ignore[misc]
             f"{'s' if wrong.size > 1 else ''} {', '.join(shown)}{more}. Fill missing values by a "
             "public rule, for example a constant, or drop these columns."
         )
-
-
-def default_delta(n_examples: int) -> float:
-    """δ where the user gives none: below one over the number of rows, which is public."""
-    return min(1e-5, 0.1 / n_examples)
 
 
 def estimator_source(random_state: Any) -> RandomSource:

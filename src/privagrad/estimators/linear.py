@@ -12,7 +12,7 @@ from sklearn.base import ClassifierMixin, RegressorMixin
 from sklearn.utils.multiclass import check_classification_targets
 
 from privagrad.estimators._base import BoundsLike, PrivateLinearEstimator, bounds_of
-from privagrad.estimators._fit import LinearModel, Problem
+from privagrad.linear import LinearModel, Problem
 from privagrad.losses import Loss
 from privagrad.noise import RandomState
 

@@ -14,9 +14,10 @@ from sklearn.utils.validation import check_is_fitted
 
 from privagrad import _validate
 from privagrad.accounting import PrivacyPlan, PrivacyReport
-from privagrad.estimators._base import PrivateLinearEstimator, default_delta, estimator_source
+from privagrad.estimators._base import PrivateLinearEstimator, estimator_source
 from privagrad.events import GaussianEvent, SelectEvent
 from privagrad.geometry import Ellipsoid
+from privagrad.linear import default_delta
 from privagrad.mechanism import GaussianSum
 from privagrad.noise import RandomSource, RandomState
 from privagrad.queries import Share, query_events

@@ -9,20 +9,34 @@ import math
 import warnings
 from dataclasses import dataclass
 
+from privagrad.methods import Method
+from privagrad.methods.adagrad import DPAdaGrad
 from privagrad.methods.pagan import PAGAN
+from privagrad.methods.pasan import PASAN
 from privagrad.sampling import Sampling
 
 STEPS = 300
 RADIUS = 0.2
 """Bound on gradients, in units of the largest slope times the median norm of a row."""
 
-METHOD = PAGAN(head_start=0.03)
+_HEAD_START = 0.03
+METHODS: dict[str, Method] = {
+    "pagan": PAGAN(_HEAD_START),
+    "pasan": PASAN(),
+    "dp-adagrad": DPAdaGrad(_HEAD_START),
+}
+"""PAGAN is what the numbers here were found with; the others are for comparison."""
 
 _WORK = 1e9
 _LEAST_RATE = 0.01
 _SPARSE_ENTRIES = 100
 _HALF, _LEAST_KEPT, _GOOD_KEPT = 0.05, 0.8, 0.9
 _STEP, _STEP_POWER, _LEAST_STEP, _MOST_STEP = 0.04, -2 / 3, 0.1, 4.0
+
+
+def default_delta(n_examples: int) -> float:
+    """δ where the user gives none: below one over the number of rows, which is public."""
+    return min(1e-5, 0.1 / n_examples)
 
 
 @dataclass(frozen=True)
@@ -46,12 +60,16 @@ def relative_noise(noise_multiplier: float, batch_size: int, steps: int, dim: in
     return noise_multiplier * math.sqrt(dim / steps) / batch_size
 
 
-def step_size(noise: float, regression: bool) -> float:
-    """PAGAN's α: how far noise alone may carry a coefficient; less where there is more noise.
+def step_size(noise: float, regression: bool, method: str, dim: int) -> float:
+    """α: how far noise alone may carry a coefficient; less where there is more noise.
+
+    PASAN's is the same for the vector of all coefficients.
 
     Targets of a regression are standardised, so that its coefficients stay below 1.
     """
     reach = 0.2 if regression else 1.0
+    if method == "pasan":
+        reach *= math.sqrt(dim)
     wanted = _STEP * noise**_STEP_POWER if noise > 0 else math.inf
     return reach * min(max(wanted, _LEAST_STEP), _MOST_STEP)
 
