@@ -1,0 +1,204 @@
+"""Budgets that outlive the process: composition, crashes, races, history."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import random
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from privagrad.accounting import PrivacyPlan
+from privagrad.events import GaussianEvent, ObjectiveEvent, SelectEvent
+from privagrad.ledger import BudgetError, Ledger, as_json, default_path, from_json, merged
+
+QUERY = GaussianEvent(8.0, 1, purpose="moments")
+TRAINING = GaussianEvent(2.0, 50, "poisson", 10_000, 100, "gradients")
+
+
+@pytest.fixture
+def ledger(tmp_path: Path) -> Ledger:
+    ledger = Ledger(tmp_path / "ledger.db")
+    ledger.create("adult", 1.0, 1e-5)
+    return ledger
+
+
+def test_spending_is_composed_not_added(ledger: Ledger) -> None:
+    for _ in range(3):
+        ledger.finish(ledger.reserve("adult", [QUERY, TRAINING], "a fit"), [QUERY, TRAINING])
+    one = PrivacyPlan((QUERY, TRAINING)).epsilon(1e-5)
+    expected = PrivacyPlan((replace(QUERY, count=3), replace(TRAINING, count=150))).epsilon(1e-5)
+    assert Ledger(ledger.path).account("adult").spent == pytest.approx(expected, rel=1e-9)
+    assert expected < 0.8 * 3 * one
+
+
+def test_a_run_that_would_pass_the_total_is_refused_and_costs_nothing(ledger: Ledger) -> None:
+    before = ledger.account("adult")
+    with pytest.raises(BudgetError, match=r"from 0 to .* of 1 "):
+        ledger.reserve("adult", [replace(QUERY, noise_multiplier=1.0)], "too much")
+    assert ledger.account("adult") == before
+
+
+def test_everything_reserved_counts_until_the_run_tells_what_it_made(ledger: Ledger) -> None:
+    run = ledger.reserve("adult", [QUERY, TRAINING], "a fit")
+    assert ledger.account("adult").spent == PrivacyPlan((QUERY, TRAINING)).epsilon(1e-5)
+    ledger.finish(run, [QUERY])
+    assert ledger.account("adult").spent == PrivacyPlan((QUERY,)).epsilon(1e-5)
+    with pytest.raises(ValueError, match="finished"):
+        ledger.finish(run, [])
+    with pytest.raises(ValueError, match="finished"):
+        ledger.release(run, "it is over")
+
+
+def test_releases_beyond_the_reservation_are_charged_and_reported(ledger: Ledger) -> None:
+    run = ledger.reserve("adult", [QUERY], "a fit")
+    with pytest.raises(RuntimeError, match="50 beyond"):
+        ledger.finish(run, [QUERY, TRAINING])
+    assert ledger.account("adult").spent == PrivacyPlan((QUERY, TRAINING)).epsilon(1e-5)
+
+
+def test_a_dead_run_is_given_back_only_with_a_reason(ledger: Ledger) -> None:
+    run = ledger.reserve("adult", [TRAINING], "a fit")
+    with pytest.raises(ValueError, match="reason"):
+        ledger.release(run, "  ")
+    assert ledger.account("adult").spent > 0
+    ledger.release(run, "the machine died before the first release")
+    assert ledger.account("adult").spent == 0
+    states = [(entry.state, entry.note) for entry in ledger.history("adult")]
+    assert states[0] == ("reserved", "a fit")
+    assert states[1] == ("released", "the machine died before the first release")
+
+
+def test_the_history_cannot_be_changed(ledger: Ledger) -> None:
+    ledger.reserve("adult", [QUERY], "a fit")
+    db = sqlite3.connect(ledger.path)
+    for command in (
+        "DELETE FROM history",
+        "UPDATE history SET events = '[]'",
+        "UPDATE datasets SET epsilon = 100",
+        "DELETE FROM datasets",
+    ):
+        with pytest.raises(sqlite3.DatabaseError, match="append-only"):
+            db.execute(command)
+    db.close()
+
+
+@pytest.mark.parametrize(
+    "event",
+    [QUERY, TRAINING, ObjectiveEvent(1.5, 0.1), SelectEvent((QUERY, TRAINING), 10.0)],
+)
+def test_events_survive_the_file(event: GaussianEvent) -> None:
+    assert from_json(json.loads(json.dumps(as_json(event)))) == event
+
+
+def test_equal_releases_are_merged() -> None:
+    assert merged([QUERY, TRAINING, QUERY]) == (replace(QUERY, count=2), TRAINING)
+
+
+def test_the_largest_epsilon_that_fits(ledger: Ledger) -> None:
+    def plan(epsilon: float) -> tuple[GaussianEvent, ...]:
+        return PrivacyPlan.calibrate(epsilon, 1e-5, 10_000, 100, 50).events  # type: ignore[return-value]
+
+    ledger.reserve("adult", plan(0.6), "a fit")
+    account = ledger.account("adult")
+    largest = account.largest(plan, 0.02)
+    assert account.spent_with(plan(largest)) <= 1.0
+    assert account.spent_with(plan(largest + 0.05)) > 1.0
+    assert largest > 0.4 + 0.1  # composition gains over adding epsilons
+
+
+def test_mistakes_say_what_to_do(tmp_path: Path, ledger: Ledger) -> None:
+    with pytest.raises(ValueError, match="budget create other"):
+        ledger.account("other")
+    with pytest.raises(ValueError, match="budget create other"):
+        Ledger(tmp_path / "nothing.db").account("other")
+    with pytest.raises(ValueError, match="fixed once"):
+        ledger.create("adult", 2.0, 1e-5)
+    with pytest.raises(ValueError, match="none named"):
+        ledger.release("nobody", "why not")
+    broken = tmp_path / "broken.db"
+    broken.write_text("this is no ledger, but a text that is long enough " * 40)
+    with pytest.raises(OSError, match="Expected a ledger"):
+        Ledger(broken).account("adult")
+
+
+def test_the_place_can_be_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PRIVAGRAD_LEDGER", str(tmp_path / "mine.db"))
+    assert default_path() == tmp_path / "mine.db"
+    monkeypatch.delenv("PRIVAGRAD_LEDGER")
+    assert default_path().name == "ledger.db"
+
+
+def _race(path: Path, turns: int) -> None:
+    for _ in range(turns):
+        try:
+            Ledger(path).reserve("adult", [replace(QUERY, noise_multiplier=12.0)], "a race")
+        except BudgetError:
+            return
+
+
+def test_eight_processes_never_overspend_together(ledger: Ledger) -> None:
+    context = multiprocessing.get_context("spawn")
+    racers = [context.Process(target=_race, args=(ledger.path, 3)) for _ in range(8)]
+    for racer in racers:
+        racer.start()
+    for racer in racers:
+        racer.join()
+        assert racer.exitcode == 0
+    account = ledger.account("adult")
+    assert account.spent <= 1.0
+    # Nobody was refused while there was room.
+    assert (
+        account.spent_with([replace(QUERY, noise_multiplier=12.0)]) > 1.0 or len(account.runs) == 24
+    )
+
+
+_WORKER = """
+import sys, time
+from pathlib import Path
+from privagrad.events import GaussianEvent
+from privagrad.ledger import Ledger
+ledger, released = Ledger(sys.argv[1]), Path(sys.argv[2])
+event = GaussianEvent(200.0, 1, purpose="a release")
+ledger.account("adult").spent_with([event])
+print("ready", flush=True)
+while True:
+    run = ledger.reserve("adult", [event], "a run")
+    with released.open("a") as file:
+        file.write(run + "\\n")
+    ledger.finish(run, [event])
+"""
+
+
+def test_a_killed_process_leaves_every_release_in_the_ledger(
+    ledger: Ledger, tmp_path: Path
+) -> None:
+    released = tmp_path / "released.txt"
+    generator = random.Random(0)
+    for _ in range(6):
+        worker = subprocess.Popen(
+            [sys.executable, "-c", _WORKER, str(ledger.path), str(released)],
+            stdout=subprocess.PIPE,
+        )
+        assert worker.stdout is not None
+        worker.stdout.readline()
+        time.sleep(generator.uniform(0.0, 0.4))
+        os.kill(worker.pid, signal.SIGKILL)
+        worker.wait()
+        worker.stdout.close()
+    runs = {run.name: run for run in ledger.account("adult").runs}
+    made = released.read_text().splitlines()
+    for name in made:
+        assert runs[name].events == (GaussianEvent(200.0, 1, purpose="a release"),)
+    assert len(runs) >= len(made) > 0
+    db = sqlite3.connect(ledger.path)
+    assert db.execute("PRAGMA integrity_check").fetchone()[0] == "ok"
+    db.close()
