@@ -1,0 +1,85 @@
+"""Reports of experiments: private optimizers compared, Figure 1, Table 1."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from privagrad.report.charts import Series, bar_chart, line_chart
+from privagrad.report.page import Banner, Block, Figure, Table, write_page
+
+_NOT_PRIVATE = (
+    "An experiment: methods were tuned and measured on these rows without privacy. It compares "
+    "methods; it does not release a model."
+)
+
+
+def write_compare_report(path: Path, problem: str, rows: Sequence[dict[str, Any]]) -> None:
+    """Losses of all methods, one chart an epsilon."""
+    blocks: list[Block] = [Banner(_NOT_PRIVATE, "warning")]
+    blocks += _bars(rows, "excess", "excess loss over the optimum")
+    columns = ("method", "epsilon", "loss", "low", "high", "excess", "epsilon_spent", "seconds",
+               "step_size", "radius_factor")  # fmt: skip
+    blocks.append(_table("All figures", columns, rows))
+    write_page(path, "Private optimizers compared", f"on {problem}", blocks)
+
+
+def write_figure1_report(path: Path, summary: dict[str, Any]) -> None:
+    """Figure 1's final losses."""
+    rows = summary["results"]
+    blocks: list[Block] = _bars(rows, "excess", "excess loss over the optimum")
+    columns = ("method", "epsilon", "loss", "low", "high", "excess", "step_size")
+    blocks.append(_table("Final losses", columns, rows))
+    ratios = summary["excess_ratio_of_pagan"]
+    named = ("epsilon", "over", "ratio", "low", "high")
+    blocks.append(_table("Excess loss of PAGAN over that of others", named, ratios))
+    write_page(path, "Figure 1", "Absolute regression, synthetic data of the paper", blocks)
+
+
+def write_language_report(path: Path, rows: Sequence[dict[str, Any]]) -> None:
+    """Perplexities of Table 1 and the curves of Figure 2."""
+    blocks: list[Block] = [
+        Banner("Runs with seeded noise, to be repeated: for figures, not for release.", "warning")
+    ]
+    for epsilon in dict.fromkeys(row["epsilon"] for row in rows):
+        lines = [
+            Series(
+                f"{row['method']}, batches of {row['batch_size']}, seed {row['seed']}",
+                list(range(1, len(row["valid_curve"]) + 1)),
+                row["valid_curve"],
+            )
+            for row in rows
+            if row["epsilon"] == epsilon
+        ]
+        chart = line_chart(lines, "epoch", "validation perplexity", log_y=True)
+        blocks.append(Figure(f"Epsilon {epsilon:g}", chart, "State carried along the text."))
+    columns = ("method", "epsilon", "seed", "epochs", "batch_size", "step_size", "radius",
+               "valid_perplexity", "valid_perplexity_reset", "test_perplexity", "epsilon_spent",
+               "seconds")  # fmt: skip
+    blocks.append(_table("Table 1", columns, rows))
+    write_page(path, "Table 1 and Figure 2", "An LSTM language model on WikiText-2", blocks)
+
+
+def _bars(rows: Sequence[dict[str, Any]], key: str, label: str) -> list[Block]:
+    """One chart an epsilon, methods in the order of the rows; whiskers to the band's upper end."""
+    blocks: list[Block] = []
+    for epsilon in dict.fromkeys(row["epsilon"] for row in rows):
+        some = [row for row in rows if row["epsilon"] == epsilon]
+        chart = bar_chart(
+            [row["method"] for row in some],
+            [row[key] for row in some],
+            [max(row["high"] - row["loss"], 0.0) for row in some],
+            x_label=label,
+        )
+        blocks.append(Figure(f"Epsilon {epsilon:g}", chart, "Whiskers: 95 % of the runs."))
+    return blocks
+
+
+def _table(title: str, columns: Sequence[str], rows: Sequence[dict[str, Any]]) -> Table:
+    names = [column.replace("_", " ") for column in columns]
+    return Table(title, names, [[_cell(row.get(column)) for column in columns] for row in rows])
+
+
+def _cell(value: Any) -> Any:
+    return "" if value is None else value

@@ -1,0 +1,239 @@
+"""One HTML file that needs nothing else: blocks of text, tables and drawings, and the page.
+
+Every text from outside is escaped; the only markup a block may bring is a chart's drawing. The
+page's own policy forbids it to load or to run anything.
+"""
+
+from __future__ import annotations
+
+import html
+import math
+import numbers
+import os
+import re
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib import resources
+from itertools import groupby
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+
+from privagrad import _validate
+
+Cell = str | float | None
+Row = tuple[str, Cell] | tuple[str, Cell, str]
+
+_MOST_ROWS = 400
+_POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
+_SIGNS = {"note": "i", "good": "✓", "warning": "!"}
+# What nobody can see, and what turns the order of the text around it.
+_UNSEEN = re.compile(
+    r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff\ufffe\uffff]"
+)
+
+
+@dataclass(frozen=True)
+class Chart:
+    """A drawing as SVG, and its data for those who would rather read a table."""
+
+    svg: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[Cell, ...], ...]
+
+
+@dataclass(frozen=True)
+class Card:
+    """Facts: a label, a value and perhaps a note in each row."""
+
+    title: str
+    rows: Sequence[Row]
+
+
+@dataclass(frozen=True)
+class Table:
+    """Columns of numbers stand to the right; a collapsed table opens at a click."""
+
+    title: str
+    columns: Sequence[str]
+    rows: Sequence[Sequence[Cell]]
+    collapsed: bool = False
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A chart with its caption, and its data in a collapsed table below."""
+
+    title: str
+    chart: Chart
+    caption: str = ""
+
+
+@dataclass(frozen=True)
+class Text:
+    """Paragraphs."""
+
+    title: str
+    paragraphs: Sequence[str]
+
+
+@dataclass(frozen=True)
+class Banner:
+    """One statement nobody should miss."""
+
+    text: str
+    kind: Literal["note", "good", "warning"] = "note"
+
+
+Block = Card | Table | Figure | Text | Banner
+
+
+def render(title: str, subtitle: str, blocks: Sequence[Block]) -> str:
+    """The page as text; cards and figures that follow each other stand side by side."""
+    style = resources.files("privagrad.report").joinpath("style.css").read_text("utf-8")
+    parts = []
+    for paired, group in groupby(blocks, key=lambda block: isinstance(block, Card | Figure)):
+        shown = "\n".join(_block(block) for block in group)
+        parts.append(f'<div class="pair">\n{shown}\n</div>' if paired else shown)
+    body = "\n".join(parts)
+    return f"""<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta http-equiv="Content-Security-Policy" content="{_POLICY}">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="color-scheme" content="light dark">
+<title>{escape(title)}</title>
+<style>
+{style}</style>
+</head>
+<body>
+<main>
+<header>
+<h1>{escape(title)}</h1>
+<p>{escape(subtitle)}</p>
+</header>
+{body}
+</main>
+</body>
+</html>
+"""
+
+
+def write_page(path: Path | str, title: str, subtitle: str, blocks: Sequence[Block]) -> None:
+    """Write the page whole or not at all."""
+    page = render(title, subtitle, blocks)
+    path = Path(path)
+    partial = path.with_name(f".{uuid.uuid4().hex}.part")
+    try:
+        with partial.open("x", encoding="utf-8", newline="\n") as file:
+            file.write(page)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(partial, path)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def readable(value: Cell, digits: int = 4) -> str:
+    """A cell as text: whole numbers in full, others to so many digits."""
+    if value is None or isinstance(value, str):
+        return value or "–"
+    if isinstance(value, bool | np.bool_):
+        return "yes" if value else "no"
+    if isinstance(value, numbers.Integral):
+        return f"{int(value):,}"
+    if not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "∞" if value > 0 else "-∞"
+    if value != 0 and not 1e-4 <= abs(value) < 1e6:
+        return scientific(value, digits - 1)
+    whole = value == int(value)
+    text = f"{value:,.{0 if whole else max(0, digits - 1 - math.floor(math.log10(abs(value))))}f}"
+    return text.rstrip("0").rstrip(".") if "." in text else text
+
+
+def aligned(cells: Sequence[Cell], digits: int = 4) -> list[str]:
+    """The cells of a column as text: where few decimals do, all numbers have as many."""
+    texts = [readable(cell, digits) for cell in cells]
+    decimals = max((len(text.partition(".")[2]) for text in texts), default=0)
+    if decimals > 5 or not all(_is_number(cell) for cell in cells) or "e" in "".join(texts):
+        return texts
+    return [
+        f"{cell:,.{decimals}f}" if isinstance(cell, numbers.Real) and math.isfinite(cell) else text
+        for cell, text in zip(cells, texts, strict=True)
+    ]
+
+
+def scientific(value: float, digits: int) -> str:
+    """1e-5 rather than 1.000e-05."""
+    mantissa, exponent = f"{value:.{digits}e}".split("e")
+    return f"{mantissa.rstrip('0').rstrip('.') if digits else mantissa}e{int(exponent)}"
+
+
+def escape(text: object) -> str:
+    """Text that is safe in HTML and SVG, between tags and within quotes."""
+    return html.escape(_UNSEEN.sub("\ufffd", str(text)))
+
+
+def _block(block: Block) -> str:
+    if isinstance(block, Banner):
+        sign = _SIGNS[_validate.choice("kind", block.kind, _SIGNS)]
+        return (
+            f'<p class="banner {block.kind}"><span aria-hidden="true">{sign}</span> '
+            f"<strong>{escape(block.text)}</strong></p>"
+        )
+    kind, head = type(block).__name__.lower(), f"<h2>{escape(block.title)}</h2>"
+    if isinstance(block, Card):
+        inner = head + "<dl>" + "".join(_fact(*row) for row in block.rows) + "</dl>"
+    elif isinstance(block, Text):
+        inner = head + "".join(f"<p>{escape(text)}</p>" for text in block.paragraphs)
+    elif isinstance(block, Figure):
+        inner = head + _figure(block)
+    else:
+        table = _table(block.title, block.columns, block.rows)
+        closed = f"<details><summary>{head}</summary>{table}</details>"
+        inner = closed if block.collapsed else head + table
+    return f'<section class="{kind}">{inner}</section>'
+
+
+def _fact(label: str, value: Cell, note: str = "") -> str:
+    told = f"<small>{escape(note)}</small>" if note else ""
+    return f"<div><dt>{escape(label)}</dt><dd>{escape(readable(value))}{told}</dd></div>"
+
+
+def _figure(figure: Figure) -> str:
+    rows = figure.chart.rows
+    every = math.ceil(len(rows) / _MOST_ROWS) or 1
+    what = "Data" if every == 1 else f"Data: {len(rows[::every]):,} of {len(rows):,} rows"
+    caption = f"<figcaption>{escape(figure.caption)}</figcaption>" if figure.caption else ""
+    table = _table(f"Data of {figure.title}", figure.chart.columns, rows[::every])
+    data = f"<details><summary>{what}</summary>{table}</details>" if rows else ""
+    return f"<figure>{figure.chart.svg}{caption}</figure>{data}"
+
+
+def _table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Cell]]) -> str:
+    for row in rows:
+        if len(row) != len(columns):
+            raise ValueError(
+                f"Expected {len(columns)} cells in each row of {title!r}, found {row}."
+            )
+    head, cells = "", []
+    for i, name in enumerate(columns):
+        column = [row[i] for row in rows]
+        side = ' class="number"' if column and all(map(_is_number, column)) else ""
+        head += f'<th scope="col"{side}>{escape(name)}</th>'
+        cells.append([f"<td{side}>{escape(text)}</td>" for text in aligned(column)])
+    body = "\n".join(f"<tr>{''.join(row)}</tr>" for row in zip(*cells, strict=True))
+    return (
+        f'<div class="scroll" role="region" aria-label="{escape(title)}" tabindex="0">'
+        f"<table><thead><tr>{head}</tr></thead>\n<tbody>{body}</tbody></table></div>"
+    )
+
+
+def _is_number(cell: Cell) -> bool:
+    """Whether a cell is a number, or a text that looks like one."""
+    if not isinstance(cell, str):
+        return not isinstance(cell, bool | np.bool_)
+    return re.fullmatch(r"[-+±]?[\d,]*\.?\d+(e-?\d+)?%?", cell) is not None

@@ -1,0 +1,167 @@
+"""The reports themselves: what they say, and that a browser shows all of it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+
+from privagrad.events import GaussianEvent
+from privagrad.ledger import Ledger
+from privagrad.models import SavedModel
+from privagrad.report.experiments import (
+    write_compare_report,
+    write_figure1_report,
+    write_language_report,
+)
+from privagrad.report.fit import write_fit_report
+from privagrad.schema import Column, Schema
+from tests.report.conftest import RUDE
+from tests.report.test_browser import MARKS, OPEN_ALL, OVERFLOW, SIZES
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
+
+EVENTS = [
+    {"purpose": "moments", "count": 1, "noise_multiplier": 20.5, "sampling": None},
+    {"purpose": "gradients", "count": 300, "noise_multiplier": 61.25, "sampling": "poisson"},
+]
+
+
+def model(classes: list[str] | None = None, features: int = 40) -> SavedModel:
+    rng = np.random.default_rng(0)
+    k = len(classes) if classes and len(classes) > 2 else 1
+    steps = list(range(0, 301, 30))
+    names = [*RUDE, *(f"column {j}" for j in range(features))][:features]
+    evaluation = {
+        "steps": steps, "losses": [0.69, *(0.4 + 0.1 / (s + 1) for s in steps[1:])],
+        "clipped": [None, *(0.3 for _ in steps[1:])], "curve_noise": 0.01, "loss_cap": 1.4,
+        "score": 0.8412, "baseline": 0.7611, "score_noise": 0.002, "factor": 0.5,
+        "shares": [0.2, 0.8] if classes else [],
+    }  # fmt: skip
+    return SavedModel(
+        "logistic" if classes else "huber",
+        names,
+        classes,
+        Schema((Column("a"), Column("y")), "y <b>"),
+        {
+            "epsilon": 0.9987, "delta": 1e-6, "relation": "add-or-remove-one",
+            "sampling": "poisson", "accountant": "PLD (dp-accounting)", "seeded": False,
+            "events": EVENTS, "public": ["the number of rows: 3000"],
+        },
+        {
+            "at": "2026-01-02T03:04:05+00:00", "version": "0.1.0", "table": "people.csv",
+            "rows": 3000, "method": "pagan", "steps": 300, "batch_size": 3000, "step_size": 1.0,
+            "radius": 1.5, "dataset": None, "run": None, "loss_parameter": None,
+        },
+        evaluation,
+        rng.standard_normal((k, features)),
+        rng.standard_normal(k),
+        rng.random((k, features)),
+        rng.random(k),
+        *rng.random((3, features)) + 0.1,
+    )  # fmt: skip
+
+
+def compared() -> list[dict[str, object]]:
+    return [
+        {"method": m, "epsilon": e, "loss": 0.1 / e, "low": 0.05, "high": 0.12 / e,
+         "excess": 0.02 / e, "epsilon_spent": e, "seconds": 0.1, "step_size": 0.2,
+         "radius_factor": 1.0}
+        for e in (0.5, 1.0) for m in ("pagan", "dp-sgd", "pasan")
+    ]  # fmt: skip
+
+
+def spoken() -> list[dict[str, object]]:
+    return [
+        {"method": m, "epsilon": e, "seed": 0, "epochs": 3, "batch_size": 250, "step_size": 7.0,
+         "radius": 0.5, "valid_curve": [300.0, 250.0, 220.0], "valid_perplexity": 220.0,
+         "valid_perplexity_reset": 225.0, "test_perplexity": None, "epsilon_spent": e,
+         "seconds": 100.0}
+        for m in ("dp-sgd", "pagan") for e in (3.0, 0.5)
+    ]  # fmt: skip
+
+
+REPORTS = {
+    "two classes": lambda path: write_fit_report(path, model(["no", "yes <i>"])),
+    "classes": lambda path: write_fit_report(path, model(["a", "b", "c"])),
+    "numbers": lambda path: write_fit_report(path, model(None, 3)),
+    "compare": lambda path: write_compare_report(path, "a <b>", compared()),
+    "figure 1": lambda path: write_figure1_report(
+        path,
+        {"results": compared(), "excess_ratio_of_pagan": [
+            {"epsilon": 1.0, "over": "dp-sgd", "ratio": 0.5, "low": 0.4, "high": 0.6}]},
+    ),
+    "table 1": lambda path: write_language_report(path, spoken()),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REPORTS)
+def test_a_browser_shows_every_report(browser: Browser, tmp_path: Path, name: str) -> None:
+    path = tmp_path / "report.html"
+    REPORTS[name](path)
+    for width in (360, 1200):
+        page = browser.new_page(viewport={"width": width, "height": 900})
+        heard: list[str] = []
+        asked: list[str] = []
+        page.on("console", lambda message, heard=heard: heard.append(message.text))
+        page.on("pageerror", lambda error, heard=heard: heard.append(str(error)))
+        page.on("request", lambda request, asked=asked: asked.append(request.url))
+        page.goto(path.as_uri())
+        page.evaluate(OPEN_ALL)
+        assert heard == []
+        assert asked == [path.as_uri()]
+        drawings = page.evaluate(MARKS)
+        assert len(drawings) >= 2
+        for drawing in drawings:
+            assert drawing["area"] > 0
+            assert drawing["marks"] > 3
+            assert drawing["outside"] == []
+        assert page.evaluate(OVERFLOW) <= 0
+        assert min(page.evaluate(SIZES)) >= 9
+        page.close()
+
+
+def test_a_fit_says_what_it_cost_and_how_good_it_is(tmp_path: Path) -> None:
+    path = tmp_path / "report.html"
+    saved = model(["no", "yes"])
+    test = {"table": "held-out.csv", "rows": 500, "accuracy": 0.8333, "majority": 0.75}
+    write_fit_report(path, replace(saved, evaluation={**saved.evaluation, "test": test}))
+    text = path.read_text(encoding="utf-8")
+    for word in (
+        "Epsilon 0.9987 at delta 1e-06", "add-or-remove-one", "PLD (dp-accounting)", "61.25",
+        "the number of rows: 3000", "0.841", "majority rule", "NOT private", "0.8333",
+        "Bars to the right speak for yes", "from a secure source",
+    ):  # fmt: skip
+        assert word in text, word
+    for name in RUDE[:3]:
+        assert name not in text
+
+
+def test_a_seeded_fit_is_not_private(tmp_path: Path) -> None:
+    path = tmp_path / "report.html"
+    saved = model(["no", "yes"])
+    write_fit_report(path, replace(saved, privacy={**saved.privacy, "seeded": True}))
+    assert "NOT PRIVATE" in path.read_text(encoding="utf-8")
+    assert "can hardly tell" not in path.read_text(encoding="utf-8")
+
+
+def test_the_budget_is_shown_with_what_others_spent(tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path / "ledger.db")
+    ledger.create("people", 2.0, 1e-6)
+    ledger.reserve("people", [GaussianEvent(6.0)], "someone else")
+    before = ledger.account("people").spent
+    mine = ledger.reserve("people", [GaussianEvent(8.0)], "this")
+    saved = model(["no", "yes"])
+    saved = replace(saved, made={**saved.made, "dataset": "people", "run": mine})
+    path = tmp_path / "report.html"
+    account = ledger.account("people")
+    write_fit_report(path, saved, account)
+    text = path.read_text(encoding="utf-8")
+    assert "Budget of people" in text
+    assert f"{before:.4f}" in text
+    assert f"{account.spent - before:.4f}" in text
+    assert "Reserved and not finished, counted in full: 1." in text
