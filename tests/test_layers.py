@@ -11,18 +11,21 @@ import privagrad
 
 ROOT = Path(privagrad.__file__).parent
 FLOORS = [
-    ["_validate", "_numba", "_progress"],
-    ["geometry", "sampling", "noise", "losses"],
+    ["_validate", "_numba", "_progress", "schema"],
+    ["libsvm", "geometry", "sampling", "noise", "losses"],
     ["domains", "mechanism", "events", "kernels"],
-    ["accounting", "tables", "theory"],
-    ["glm", "files", "queries"],
-    ["moments"],
+    ["accounting", "tables", "theory", "encoding", "models"],
+    ["glm", "files", "queries", "ledger"],
+    ["moments", "categories"],
     ["erm"],
     ["methods"],
     ["oracle"],
     ["descent"],
+    ["linear"],
     ["estimators", "torch"],
     ["the package's own names"],
+    ["fitting"],
+    ["report"],
     ["experiments"],
     ["cli"],
 ]

@@ -1,0 +1,57 @@
+"""The command line: `privagrad --help`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from privagrad.cli import _output, budget, experiments, fit, models
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=True,
+    rich_markup_mode="markdown",
+    pretty_exceptions_enable=False,
+    help="""Differentially private training with noise that follows the gradients' geometry.
+
+A first model of a table of numbers:
+
+`privagrad fit people.csv --target income --epsilon 1 -o income.model`
+
+`privagrad predict income.model new-people.csv -o predictions.csv`
+
+With text columns, and a budget that is kept over months and people:
+
+`privagrad schema people.csv -o schema.toml`   (then fill it in)
+
+`privagrad budget create people --epsilon 3 --delta 1e-6`
+
+`privagrad fit people.csv --schema schema.toml --dataset people --epsilon 1 -o income.model`
+
+Exit codes: 0 done, 1 a fault of ours, 2 wrong input, 3 refused by the budget, 130 interrupted.""",
+)
+fit.add_to(app)
+models.add_to(app)
+app.add_typer(budget.app, name="budget")
+experiments.add_to(app)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        from privagrad import __version__
+
+        typer.echo(f"privagrad {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def main(
+    debug: Annotated[
+        bool, typer.Option("--debug", help="Errors with their tracebacks, for bug reports.")
+    ] = False,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print and exit.")
+    ] = False,
+) -> None:
+    _output.debugging = debug

@@ -1,0 +1,102 @@
+"""What commands share: tables, JSON, errors without tracebacks, exit codes."""
+
+from __future__ import annotations
+
+import functools
+import json
+import warnings
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from privagrad.ledger import BudgetError
+
+WRONG_INPUT, REFUSED, INTERRUPTED, FAULT = 2, 3, 130, 1
+debugging = False
+
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
+LedgerPath = Annotated[
+    Path | None,
+    typer.Option(
+        "--ledger",
+        help="The file of budgets; default $PRIVAGRAD_LEDGER, or in your data directory.",
+        dir_okay=False,
+    ),
+]
+
+
+def command(function: Callable[..., Any]) -> Callable[..., None]:
+    """A command: what it returns is printed with --json; its errors are told in a line."""
+
+    @functools.wraps(function)
+    def wrapped(**arguments: Any) -> None:
+        as_json = bool(arguments.get("as_json"))
+        try:
+            with warnings.catch_warnings(record=True) as told:
+                warnings.simplefilter("always", UserWarning)
+                result = function(**arguments)
+            if as_json:
+                print(json.dumps(result, ensure_ascii=False, indent=1, default=str))
+        except typer.Exit:
+            raise
+        except BudgetError as error:
+            _fail(error, REFUSED, as_json)
+        except (ValueError, TypeError, OSError, ImportError) as error:
+            _fail(error, WRONG_INPUT, as_json)
+        except KeyboardInterrupt as error:
+            _fail(error, INTERRUPTED, as_json, "interrupted")
+        except Exception as error:
+            message = f"{type(error).__name__}: {error}. This is a fault of ours: see --debug."
+            _fail(error, FAULT, as_json, message)
+        else:
+            for warning in told:
+                if issubclass(warning.category, UserWarning):
+                    note(str(warning.message), "warning")
+
+    return wrapped
+
+
+def _fail(error: BaseException, code: int, as_json: bool, message: str | None = None) -> None:
+    if debugging:
+        raise error
+    text = message or str(error) or type(error).__name__
+    if as_json:
+        print(json.dumps({"error": text, "exit_code": code}, ensure_ascii=False))
+    else:
+        shown = "".join(c if c.isprintable() else "?" for c in text.replace("\n", " "))
+        Console(stderr=True).print(
+            f"[red]error:[/red] {escape(shown)}", highlight=False, soft_wrap=True
+        )
+    raise typer.Exit(code) from None
+
+
+def note(text: str, kind: str = "note") -> None:
+    """Something beside the result, on standard error."""
+    Console(stderr=True).print(
+        f"[yellow]{kind}:[/yellow] {escape(text)}", highlight=False, soft_wrap=True
+    )
+
+
+def say(text: str) -> None:
+    Console().print(escape(text), highlight=False, soft_wrap=True)
+
+
+def table(
+    title: str, columns: Iterable[str], rows: Iterable[Iterable[object]], left: int = 1
+) -> None:
+    """Print a table; the first `left` columns are texts."""
+    shown = Table(title=escape(title), title_justify="left")
+    for number, column in enumerate(columns):
+        shown.add_column(escape(column), justify="left" if number < left else "right")
+    for row in rows:
+        shown.add_row(*(escape(str(cell)) for cell in row))
+    Console().print(shown)
+
+
+def say_where(out: Path, *names: str) -> None:
+    say(f"wrote {', '.join(names)} in {out}")

@@ -1,0 +1,233 @@
+"""A fit and its budget: what is released is reserved first, whenever the process is killed."""
+
+import multiprocessing
+import os
+import sqlite3
+import subprocess
+import sys
+import textwrap
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+import pytest
+
+from privagrad import fitting
+from privagrad.accounting import PrivacyPlan
+from privagrad.events import GaussianEvent
+from privagrad.fitting import Wish, fingerprint, prepare, run
+from privagrad.ledger import BudgetError, Ledger
+from privagrad.linear import Choices
+from privagrad.mechanism import GaussianSum
+from privagrad.models import load_model
+from privagrad.schema import Column, Schema
+
+KILLS = int(os.environ.get("PRIVAGRAD_KILLS", "20"))
+
+
+def libsvm(path: Path, n: int = 800) -> Path:
+    rng = np.random.default_rng(0)
+    x = rng.random((n, 5)) < 0.4
+    y = np.where(x[:, 0], 1, -1)
+    path.write_text(
+        "\n".join(
+            f"{label} " + " ".join(f"{j + 1}:1" for j in np.flatnonzero(row))
+            for label, row in zip(y, x, strict=True)
+        )
+    )
+    return path
+
+
+def wish(folder: Path, epsilon: float = 0.5, **others) -> Wish:
+    return Wish(
+        libsvm(folder / "rows.libsvm"), None, epsilon, classes=("-1", "1"),
+        choices=Choices(steps=20), **others,
+    )  # fmt: skip
+
+
+def test_everything_released_was_reserved_before(tmp_path, monkeypatch):
+    """At each release the ledger already holds the run; afterwards it holds exactly its events."""
+    ledger = Ledger(tmp_path / "ledger.db")
+    ledger.create("rows", 2.0, 1e-5)
+    seen = []
+    real = GaussianSum.release
+
+    def watched(self, *arguments):
+        seen.append(ledger.account("rows").spent)
+        return real(self, *arguments)
+
+    monkeypatch.setattr(GaussianSum, "release", watched)
+    asked = replace(wish(tmp_path, 1.9), classes=None, dataset="rows", ledger=ledger)
+    job = prepare(asked)
+    assert seen == []
+    assert ledger.history("rows") == []
+    model = run(job, tmp_path / "m.model", False)
+    releases = sum(event.count for event in job.events)
+    assert len(seen) >= releases  # repeated trainings on made-up rows release nothing private
+    assert min(seen) == pytest.approx(job.epsilon)
+    [entry] = ledger.account("rows").runs
+    assert (entry.state, entry.events) == ("finished", job.events)
+    assert model.made["run"] == entry.name
+    assert model.privacy["epsilon"] == pytest.approx(PrivacyPlan(job.events).epsilon(1e-5))
+    assert model.privacy["delta"] == 1e-5
+
+
+def test_a_fit_that_fails_stays_charged(tmp_path, monkeypatch):
+    ledger = Ledger(tmp_path / "ledger.db")
+    ledger.create("rows", 2.0, 1e-5)
+    job = prepare(wish(tmp_path, dataset="rows", ledger=ledger))
+
+    def full_disk(*_):
+        raise OSError("no space left")
+
+    monkeypatch.setattr(fitting, "save_model", full_disk)
+    with pytest.raises(OSError, match="no space"):
+        run(job, tmp_path / "m.model", False)
+    [entry] = ledger.account("rows").runs
+    assert (entry.state, entry.events) == ("reserved", job.events)
+
+
+def test_budgets_that_change_between_plan_and_run_are_seen(tmp_path):
+    ledger = Ledger(tmp_path / "ledger.db")
+    ledger.create("rows", 0.6, 1e-5)
+    job = prepare(wish(tmp_path, dataset="rows", ledger=ledger))
+    ledger.reserve("rows", [GaussianEvent(9.0)], "someone else")
+    with pytest.raises(BudgetError, match="largest epsilon that fits"):
+        run(job, tmp_path / "m.model", False)
+    assert not (tmp_path / "m.model").exists()
+    assert len(ledger.account("rows").runs) == 1
+
+
+def test_rare_labels_and_blanks_teach_nothing(tmp_path):
+    """Labels of a handful of rows are not discovered; their rows count, and change nothing else."""
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal(4000)
+    label = np.where(x > 0, "yes", "no").astype(object)
+    label[:3], label[3:6] = "maybe", None
+    pl.DataFrame({"x": x, "label": label.tolist()}).write_csv(tmp_path / "t.csv")
+    schema = Schema((Column("x", low=-4, high=4), Column("label", "category")), "label")
+    job = prepare(Wish(tmp_path / "t.csv", None, 2.0, schema=schema, seed=0))
+    assert job.n == 4000
+    model = run(job, tmp_path / "m.model", False)
+    assert model.classes == ["no", "yes"]
+    assert model.evaluation["score"] > 0.9
+    stated = schema.with_columns([replace(schema.column("label"), categories=("no", "yes"))])
+    with pytest.raises(ValueError, match="'maybe' in row 1"):
+        prepare(Wish(tmp_path / "t.csv", None, 2.0, schema=stated))
+
+
+def test_known_bounds_cost_fewer_releases(tmp_path):
+    frame = pl.DataFrame({"a": np.arange(500.0), "b": np.arange(500.0)})
+    frame.write_csv(tmp_path / "t.csv")
+    purposes = {}
+    for name, high in (("open", None), ("bounded", 500.0)):
+        schema = Schema((Column("a", low=0.0, high=high), Column("b", low=0.0, high=high)), "b")
+        job = prepare(Wish(tmp_path / "t.csv", None, 2.0, schema=schema))
+        purposes[name] = [event.purpose for event in job.events]
+        assert job.epsilon <= 2.0
+    assert purposes["bounded"] == ["moments", "target's moments", "row norms", "evaluation",
+                                   "gradients"]  # fmt: skip
+    assert len(purposes["open"]) == 11
+
+
+def test_a_fingerprint_is_that_of_the_bytes(tmp_path):
+    (tmp_path / "a").write_bytes(b"abc")
+    assert fingerprint(tmp_path / "a") == (
+        "sha256:ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
+    )
+
+
+def _race(folder: Path, number: int) -> None:
+    ledger = Ledger(folder / "ledger.db")
+    try:
+        job = prepare(wish(folder / str(number), 0.5, dataset="rows", ledger=ledger))
+        run(job, folder / f"{number}.model", False)
+    except BudgetError:
+        sys.exit(3)
+
+
+def test_fits_race_for_one_budget(tmp_path):
+    ledger = Ledger(tmp_path / "ledger.db")
+    ledger.create("rows", 0.8, 1e-5)
+    for number in range(4):
+        (tmp_path / str(number)).mkdir()
+    context = multiprocessing.get_context("spawn")
+    racers = [context.Process(target=_race, args=(tmp_path, number)) for number in range(4)]
+    for racer in racers:
+        racer.start()
+    for racer in racers:
+        racer.join()
+    codes = sorted(racer.exitcode or 0 for racer in racers)
+    assert set(codes) == {0, 3}
+    account = ledger.account("rows")
+    assert account.spent <= 0.8
+    assert len(account.runs) == codes.count(0) == len(list(tmp_path.glob("*.model")))
+
+
+KILLER = textwrap.dedent(
+    """
+    import os, random, signal, sys, time
+    from pathlib import Path
+    from privagrad.fitting import Wish, prepare, run
+    from privagrad.ledger import Ledger
+    from privagrad.linear import Choices
+    from privagrad.mechanism import GaussianSum
+
+    folder, kills = Path(sys.argv[1]), int(sys.argv[2])
+    ledger = Ledger(folder / "ledger.db")
+    wish = Wish(folder / "rows.libsvm", None, 0.05, classes=("-1", "1"),
+                choices=Choices(steps=20), dataset="rows", ledger=ledger)
+    real = GaussianSum.release
+
+    def fit(number):
+        made = os.open(folder / f"{number}.released", os.O_CREAT | os.O_WRONLY | os.O_APPEND)
+
+        def told(self, *arguments):
+            os.write(made, b"r")
+            return real(self, *arguments)
+
+        GaussianSum.release = told
+        run(prepare(wish), folder / f"{number}.model", False)
+
+    # Compiled and calibrated once, so that the children are quick; no threads before a fork.
+    ledger.account("rows")
+    prepare(wish)
+    run(prepare(wish), folder / "first.model", False)
+    generator = random.Random(0)
+    longest = 0.6
+    for number in range(kills):
+        child = os.fork()
+        if child == 0:
+            fit(number)
+            os._exit(0)
+        time.sleep(generator.uniform(0, longest))
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+    """
+)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="kills forked processes")
+def test_killed_at_any_moment_nothing_is_forgotten(tmp_path):
+    """SIGKILL at random moments of reading, reserving, training and saving."""
+    ledger = Ledger(tmp_path / "ledger.db")
+    ledger.create("rows", 50.0, 1e-5)
+    libsvm(tmp_path / "rows.libsvm")
+    subprocess.run([sys.executable, "-c", KILLER, str(tmp_path), str(KILLS)], check=True)
+    releasing = [p for p in tmp_path.glob("*.released") if p.stat().st_size]
+    models = list(tmp_path.glob("*.model"))
+    for path in models:
+        load_model(path)
+    account = ledger.account("rows")
+    charged = {load_model(path).made["run"] for path in models}
+    assert charged <= {entry.name for entry in account.runs}
+    # Whoever released anything had reserved all of it; the first fit was not killed.
+    assert len(account.runs) >= len(releasing) + 1
+    whole = account.runs[0].events
+    assert all(entry.events == whole for entry in account.runs)
+    assert 0 < len(releasing) < KILLS, "kills came too early or too late"
+    assert len(models) - 1 < KILLS
+    db = sqlite3.connect(tmp_path / "ledger.db")
+    assert db.execute("PRAGMA integrity_check").fetchone()[0] == "ok"
+    db.close()
