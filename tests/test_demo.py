@@ -14,3 +14,7 @@ def test_the_demo_prints_a_table_and_writes_a_plot(tmp_path):
     assert "differential privacy" in shown.stdout
     assert (tmp_path / "out" / "demo.png").read_bytes().startswith(b"\x89PNG")
     assert "</svg>" in (tmp_path / "out" / "demo.svg").read_text()
+    assert "people-report.html" in shown.stdout.replace("\n", "")
+    report = (tmp_path / "out" / "people-report.html").read_text()
+    assert "Private model of insured" in report
+    assert "Budget of people" in report

@@ -1,4 +1,4 @@
-"""`python -m privagrad.experiments.demo`: five optimizers on one problem, a table and a plot.
+"""`python -m privagrad.experiments.demo`: five optimizers, a table, a plot; a model and its report.
 
 Section 5.1's absolute regression at epsilon = 1. Radius and step size of each method are the best
 of a few radii and the paper's step sizes for the last iterate, found beforehand on other data
@@ -16,6 +16,7 @@ import numpy as np
 
 from privagrad import Box, Ellipsoid, PrivacyReport, minimize
 from privagrad._validate import Vector
+from privagrad.experiments.people import fit_people
 from privagrad.experiments.plots import COLOURS, band, figure, save
 from privagrad.experiments.problems import Regression, absolute_regression
 
@@ -146,6 +147,14 @@ def main() -> None:
     print_table(outcomes, problem)
     for path in draw(outcomes, options.out):
         print(f"wrote {path}")
+    model, report = fit_people(options.out)
+    print("\nA table of made-up people, raw columns, no tuning, epsilon 1 out of a budget of 2:")
+    found, test = model.evaluation, model.evaluation["test"]
+    print(
+        f"  accuracy {found['score']:.3f} ± {2 * found['score_noise']:.3f} on its own rows, private"
+    )
+    print(f"  accuracy {test['accuracy']:.3f} on test rows (majority rule {test['majority']:.3f})")
+    print(f"Open the report in a browser: {report}")
 
 
 if __name__ == "__main__":
