@@ -1,13 +1,15 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: help install demo test check bench bench-estimators clean
+.PHONY: help install demo test check docs bench bench-estimators clean
 
 help:
 	@echo "make install  a virtual environment in .venv with everything for development"
-	@echo "make demo     five optimizers at epsilon = 1: a table and a plot in demo-output/"
-	@echo "make test     the tests"
+	@echo "make demo     five optimizers at epsilon = 1, and a private model of a table: a plot and"
+	@echo "              a report in demo-output/"
+	@echo "make test     the tests, and the examples in the docs"
 	@echo "make check    lint, format, types"
+	@echo "make docs     the documentation as a site in site/"
 	@echo "make bench    side by side with peers, about 15 minutes"
 	@echo "make bench-estimators DATA=dir    the estimators and their peers on the data sets in dir"
 
@@ -31,6 +33,9 @@ check: install
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+docs: install
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
 bench: install
 	$(BIN)/python -W ignore -m benchmarks glm_step
 	$(BIN)/python -W ignore -m benchmarks lstm_step
@@ -41,4 +46,4 @@ bench-estimators: install
 	OPENBLAS_NUM_THREADS=1 $(BIN)/python -m benchmarks estimators --data-dir "$(DATA)"
 
 clean:
-	rm -rf .venv demo-output .mypy_cache .pytest_cache .ruff_cache
+	rm -rf .venv demo-output site .mypy_cache .pytest_cache .ruff_cache
