@@ -11,7 +11,7 @@ import privagrad
 
 ROOT = Path(privagrad.__file__).parent
 FLOORS = [
-    ["_validate", "_numba", "_progress", "schema"],
+    ["_validate", "_numba", "_progress", "_whole", "schema"],
     ["libsvm", "geometry", "sampling", "noise", "losses"],
     ["domains", "mechanism", "events", "kernels"],
     ["accounting", "tables", "theory", "encoding", "models"],

@@ -8,7 +8,8 @@ from dataclasses import fields, replace
 import numpy as np
 import pytest
 
-from privagrad.models import SavedModel, load_model, save_model, written_whole
+from privagrad._whole import written_whole
+from privagrad.models import SavedModel, load_model, save_model
 from privagrad.schema import Column, Schema
 
 

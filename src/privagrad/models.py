@@ -8,11 +8,7 @@ from __future__ import annotations
 
 import io
 import json
-import os
-import secrets
 import zipfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -20,6 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from privagrad._whole import written_whole
 from privagrad.schema import Schema, as_values, from_values
 
 FORMAT, VERSION = "privagrad-model", 1
@@ -127,21 +124,6 @@ def _check_shapes(model: SavedModel) -> None:
             raise ValueError(f"{name} of shape {found} instead of {shape}")
     if model.classes is not None and len(model.classes) != max(k, 2):
         raise ValueError(f"{len(model.classes)} classes for {k} rows of coefficients")
-
-
-@contextmanager
-def written_whole(path: Path) -> Iterator[Any]:
-    """A file to write to, which takes the place of `path` only when all of it is on the disk."""
-    partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
-    try:
-        with partial.open("xb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(path)
-    except BaseException:
-        partial.unlink(missing_ok=True)
-        raise
 
 
 def _packed(array: NDArray[np.float64]) -> bytes:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import pytest
 import torch
@@ -152,8 +152,8 @@ def test_a_file_is_whole_or_not_there(path: Path, monkeypatch: pytest.MonkeyPatc
     before = path.read_bytes()
     run.epoch()
 
-    def fail(state: Any, file: Path) -> None:
-        file.write_bytes(b"half")
+    def fail(state: Any, file: BinaryIO) -> None:
+        file.write(b"half")
         raise OSError("no space left")
 
     monkeypatch.setattr(torch, "save", fail)

@@ -11,9 +11,10 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 
+from privagrad._whole import written_whole
 from privagrad.cli._output import Json, LedgerPath, command, say
 from privagrad.cli._output import table as show_table
-from privagrad.models import SavedModel, load_model, written_whole
+from privagrad.models import SavedModel, load_model
 
 ModelFile = Annotated[Path, typer.Argument(help="A file that privagrad fit wrote.")]
 

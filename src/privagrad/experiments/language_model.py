@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from privagrad import _validate
+from privagrad._whole import written_whole
 from privagrad.experiments.language_tables import write
 from privagrad.experiments.language_tuning import Trial, read_trials, tune
 
@@ -122,7 +123,8 @@ def run(texts: Texts, plan: Plan, out: Path) -> list[dict[str, Any]]:
                 folder.mkdir(parents=True, exist_ok=True)
                 title = f"run {number + 1} of {len(settings)}"
                 result = train(setting, texts, folder, show(title, setting))
-                _write_whole(finished, json.dumps(result))
+                with written_whole(finished) as file:
+                    file.write(json.dumps(result).encode())
             rows.append({**asdict(setting), **json.loads(finished.read_text(encoding="utf-8"))})
             write(out, rows, texts, trials)
     return rows
@@ -153,12 +155,6 @@ def _name(setting: Setting) -> str:
     parts = [setting.method, f"{setting.epsilon:g}", f"{setting.epochs}x{setting.batch_size}"]
     parts += [f"{setting.step_size:g}", f"{setting.radius:g}", setting.schedule, f"{setting.width}"]
     return "-".join([*parts, f"seed{setting.seed}"])
-
-
-def _write_whole(path: Path, text: str) -> None:
-    partial = path.with_name(path.name + ".part")
-    partial.write_text(text, encoding="utf-8")
-    partial.replace(path)
 
 
 @contextmanager

@@ -9,9 +9,7 @@ from __future__ import annotations
 import html
 import math
 import numbers
-import os
 import re
-import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import resources
@@ -22,6 +20,7 @@ from typing import Literal
 import numpy as np
 
 from privagrad import _validate
+from privagrad._whole import written_whole
 
 Cell = str | float | None
 Row = tuple[str, Cell] | tuple[str, Cell, str]
@@ -125,16 +124,8 @@ def render(title: str, subtitle: str, blocks: Sequence[Block]) -> str:
 def write_page(path: Path | str, title: str, subtitle: str, blocks: Sequence[Block]) -> None:
     """Write the page whole or not at all."""
     page = render(title, subtitle, blocks)
-    path = Path(path)
-    partial = path.with_name(f".{uuid.uuid4().hex}.part")
-    try:
-        with partial.open("x", encoding="utf-8", newline="\n") as file:
-            file.write(page)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(partial, path)
-    finally:
-        partial.unlink(missing_ok=True)
+    with written_whole(Path(path)) as file:
+        file.write(page.encode("utf-8"))
 
 
 def readable(value: Cell, digits: int = 4) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +9,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from privagrad._whole import written_whole
 from privagrad.torch.optimizer import PrivateOptimizer
 from privagrad.torch.scales import Scale
 
@@ -40,9 +40,8 @@ def save(
         }
         if not optimizer.writes:
             return
-    partial = path.with_name(path.name + ".part")
-    torch.save(state, partial)
-    os.replace(partial, path)
+    with written_whole(path) as file:
+        torch.save(state, file)
     engine.accountant.follow(path)
 
 

@@ -17,6 +17,7 @@ from torch.optim import SGD, Adagrad, Optimizer
 from torch.utils.data import DataLoader
 
 from privagrad import _validate
+from privagrad._whole import written_whole
 from privagrad.torch.adaptive_sgd import AdaptiveSGD
 from privagrad.torch.engine import PrivacyEngine
 from privagrad.torch.language.corpus import Sequences, Vocabulary, collate
@@ -115,9 +116,8 @@ def public_moments(
         if report is not None:
             report(step, len(loader), math.nan, math.nan)
     folder.mkdir(parents=True, exist_ok=True)
-    partial = path.with_suffix(".part")
-    torch.save(observed.means(), partial)
-    partial.replace(path)
+    with written_whole(path) as file:
+        torch.save(observed.means(), file)
     return observed.means()
 
 
