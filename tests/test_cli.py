@@ -250,7 +250,11 @@ BAD = {
     "infinite epsilon": (GOOD, ["-t", "y", "-e", "inf"], "epsilon"),
     "bad delta": (GOOD, ["-t", "y", "--delta", "2"], "delta"),
     "one class": (GOOD, ["-t", "y", "--loss", "logistic", "--classes", "0"], "two classes"),
-    "other labels": (GOOD, ["-t", "y", "--loss", "logistic", "--classes", "0,2"], "'1'"),
+    "other labels": (
+        GOOD,
+        ["-t", "y", "--loss", "logistic", "--classes", "0,2"],
+        "another one in row 2",
+    ),
     "ledger alone": (GOOD, ["-t", "y", "--ledger", "x.db"], "--dataset"),
     "unknown budget": (GOOD, ["-t", "y", "--dataset", "nobody"], "budget create nobody"),
     "no test": (GOOD, ["-t", "y", "--test", "absent.csv"], "absent.csv"),

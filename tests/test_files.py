@@ -145,7 +145,9 @@ def test_files_without_a_header(tmp_path):
     )  # fmt: skip
     rows = read_rows(path, schema)
     assert rows.X.tolist() == [[31, 1, 0], [32, 0, 0]]
-    assert rows.y.tolist() == ["low", "high"]
+    assert rows.y.tolist() == [0, 1]
+    path.write_text("31, cook, low\n32, baker, ?\n33, baker, middle\n")
+    assert np.array_equal(read_rows(path, schema).y, [0, np.nan, -1], equal_nan=True)
     path.write_text("31, cook\n32, baker\n")
     assert read_rows(path, schema, target=False).X.tolist() == [[31, 1, 0], [32, 0, 1]]
     path.write_text("31, cook, a, b\n")

@@ -157,13 +157,15 @@ class Encoder:
         )
         return numbers.fill_null(-1).to_numpy()
 
-    def targets(self, frame: pl.DataFrame, first: int) -> NDArray[Any]:
-        """The target: texts of a category with None for missing ones, numbers with NaN."""
+    def targets(self, frame: pl.DataFrame, first: int) -> Vector:
+        """The target: numbers, or numbers of categories with -1 for others; NaN where missing."""
         assert self.schema.target is not None
         column = self.schema.column(self.schema.target)
         if column.kind == "number":
             return self.numbers(frame[column.name], column, first, fill=math.nan)
-        return self.texts(frame[column.name], column).to_numpy(writable=True).astype(object)
+        codes = self.categories(frame[column.name], column).astype(np.float64)
+        codes[self.texts(frame[column.name], column).is_null().to_numpy()] = math.nan
+        return codes
 
     def texts(self, series: pl.Series, column: Column) -> pl.Series:
         """Texts without blanks around them; None for missing ones; one spelling of each."""

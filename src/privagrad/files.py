@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from privagrad._validate import Vector
 from privagrad.encoding import Encoder, polars
 from privagrad.libsvm import is_libsvm, read_libsvm
 from privagrad.schema import Column, Kind, Schema, did_you_mean
@@ -32,12 +33,12 @@ _WIDEST = 20_000
 class Rows(NamedTuple):
     """Encoded rows: `X` an array or a CSR matrix, `names` its columns, `y` None without a target.
 
-    `y` holds numbers, NaN where one is missing; or, where the target is a category, texts, None
-    where one is missing.
+    `y` holds numbers, NaN where one is missing; where the target is a category, the numbers of the
+    schema's categories, -1 for others.
     """
 
     X: Any
-    y: NDArray[Any] | None
+    y: Vector | None
     names: list[str]
 
 
@@ -88,7 +89,7 @@ def read_rows(path: Path, schema: Schema, *, target: bool = True) -> Rows:
     from scipy.sparse import vstack
 
     encoder = Encoder(schema)
-    ys: list[NDArray[Any]] = []
+    ys: list[Vector] = []
 
     def matrices() -> Iterator[Any]:
         for part in chunks(path, schema, target=target):

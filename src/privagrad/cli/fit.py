@@ -176,7 +176,7 @@ def fit(
     if dry_run or out is None:
         return {"dry_run": True, **planned, "public": job.public}
     model = fitting.run(job, out, None if not as_json else False)
-    scores = None if test is None else fitting.test_scores(model, test)
+    scores = None if test is None else fitting.scores_on(model, test)
     if scores is not None:
         model = fitting.with_test(model, scores, test.name if test else "")
         save_model(model, out)

@@ -64,7 +64,7 @@ def fit_people(out: Path, rows: int = 20_000) -> tuple[SavedModel, Path]:
     ledger.create("people", epsilon=2.0, delta=1e-6)
     wish = fitting.Wish(table, None, epsilon=1.0, schema=SCHEMA, dataset="people", ledger=ledger)
     model = fitting.run(fitting.prepare(wish), out / "people.model")
-    model = fitting.with_test(model, fitting.test_scores(model, test), test.name)
+    model = fitting.with_test(model, fitting.scores_on(model, test), test.name)
     report = out / "people-report.html"
     write_fit_report(report, model, ledger.account("people"))
     return model, report

@@ -1,0 +1,18 @@
+"""A model from a file: read, plan, reserve, fit, evaluate, save, in this order."""
+
+from privagrad.fitting.budgets import fingerprint
+from privagrad.fitting.jobs import Job, prepare
+from privagrad.fitting.runs import run
+from privagrad.fitting.scores import scores_on, with_test
+from privagrad.fitting.wishes import LOSSES, Wish
+
+__all__ = [
+    "LOSSES",
+    "Job",
+    "Wish",
+    "fingerprint",
+    "prepare",
+    "run",
+    "scores_on",
+    "with_test",
+]

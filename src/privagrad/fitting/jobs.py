@@ -1,0 +1,148 @@
+"""A fit before its first release: read, checked and planned."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from dataclasses import dataclass, replace
+
+from privagrad import _validate
+from privagrad.accounting import PrivacyPlan
+from privagrad.categories import discovery
+from privagrad.encoding import Encoder
+from privagrad.events import Event, GaussianEvent
+from privagrad.files import count_categories, read_rows, require_table
+from privagrad.fitting.budgets import fingerprint, paying_account
+from privagrad.fitting.labels import class_numbers
+from privagrad.fitting.wishes import Wish, loss_of, schema_of, stated_classes
+from privagrad.ledger import Account
+from privagrad.libsvm import is_libsvm, read_libsvm
+from privagrad.linear import (
+    EVALUATION,
+    Choices,
+    Facts,
+    Plan,
+    default_delta,
+    is_regression,
+    plan_fit,
+    warn_if_hopeless,
+)
+from privagrad.losses import Loss
+from privagrad.schema import Schema
+
+_GUESSED_CATEGORIES = 20
+"""Of a column whose categories nobody knows yet: for the size of batches alone."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """A fit before its first release: everything is read and checked, nothing is spent.
+
+    `schema` None: a LIBSVM file. `counts` are of columns whose categories are to be discovered.
+    """
+
+    wish: Wish
+    schema: Schema | None
+    loss: Loss
+    classes: tuple[str, ...] | None
+    n: int
+    delta: float
+    choices: Choices
+    events: tuple[Event, ...]
+    discovery: GaussianEvent | None
+    counts: dict[str, Counter[str]]
+    account: Account | None
+
+    @property
+    def epsilon(self) -> float:
+        """What the releases cost alone."""
+        return PrivacyPlan(self.events).epsilon(self.delta) if self.events else math.inf
+
+    @property
+    def public(self) -> list[str]:
+        """What the guarantee does not cover, because it is taken to be known."""
+        columns = "names, kinds, bounds and categories of columns that the schema states"
+        known = ["the columns' number" if self.schema is None else columns]
+        if self.classes is not None and "(target)" not in self.counts:
+            known.append(f"the labels: {', '.join(self.classes)}")
+        return [f"the number of rows: {self.n}", *known, "all settings of this run"]
+
+
+def prepare(wish: Wish) -> Job:
+    """Check the budget before anything is read; then read, check and plan. Releases nothing."""
+    _validate.positive("epsilon", wish.epsilon)
+    account = paying_account(wish)
+    require_table(wish.table)
+    if account and account.fingerprint and fingerprint(wish.table) != account.fingerprint:
+        raise ValueError(
+            f"Expected the file that the budget of {account.name!r} was opened for, found other "
+            f"content in {wish.table.name}: rows that changed are another data set. Open a budget "
+            "for it."
+        )
+    schema = None if is_libsvm(wish.table) else schema_of(wish)
+    loss = loss_of(wish, schema)
+    if schema is not None and not is_regression(loss):
+        target = schema.column(str(schema.target))
+        categories = wish.classes or target.categories
+        schema = schema.with_columns([replace(target, kind="category", categories=categories)])
+    classes = None if is_regression(loss) else stated_classes(wish, schema)
+    n, width, counts = _survey(wish, schema, loss)
+    size = wish.choices.batch_size
+    if size is not None and size > n:
+        raise ValueError(f"Expected a batch size of at most {n}, the rows; found {size}.")
+    delta = wish.delta or (account.delta if account else default_delta(n))
+    _validate.delta_of(delta, n)
+    found = discovery(len(counts), wish.epsilon, delta) if counts else None
+    encoder = None if schema is None else Encoder(schema)
+    facts = Facts(
+        n,
+        (width + 1) * (len(classes) if classes and len(classes) > 2 else 1),
+        schema is None or (encoder is not None and encoder.sparse),
+        is_regression(loss),
+        True,
+        encoder is not None and encoder.bounds is not None,
+        schema is not None and schema.column(str(schema.target)).bounded,
+    )
+    first = planned(facts, wish, delta, wish.choices, found)
+    warn_if_hopeless(n, wish.epsilon, first.relative_noise)
+    # The number of columns may change when categories are known, the releases must not.
+    choices = replace(wish.choices, batch_size=first.batches.size)
+    events = first.privacy.events if first.privacy else ()
+    return Job(
+        wish, schema, loss, classes, n, delta, choices, events, found, counts, account
+    )  # fmt: skip
+
+
+def _survey(
+    wish: Wish, schema: Schema | None, loss: Loss
+) -> tuple[int, int, dict[str, Counter[str]]]:
+    """Rows, columns after encoding, counts of what is to be discovered; all rows are checked."""
+    if schema is None:
+        X, y = read_libsvm(wish.table)
+        unknown = not is_regression(loss) and not wish.classes
+        counts = {"(target)": Counter(f"{v:g}" for v in y)} if unknown else {}
+        return X.shape[0], X.shape[1], counts
+    columns = list(schema.features)
+    if not is_regression(loss):
+        columns.append(schema.column(str(schema.target)))
+    unknown_names = [c.name for c in columns if c.kind == "category" and not c.categories]
+    rows = read_rows(wish.table, _without(schema, unknown_names))
+    if not is_regression(loss) and str(schema.target) not in unknown_names:
+        class_numbers(rows.y, discovered=False)
+    counts = count_categories(wish.table, schema, unknown_names) if unknown_names else {}
+    guessed = _GUESSED_CATEGORIES * sum(name != schema.target for name in unknown_names)
+    return rows.X.shape[0], rows.X.shape[1] + guessed, counts
+
+
+def _without(schema: Schema, names: list[str]) -> Schema:
+    """The schema with a stand-in category where none is known, so that rows can be checked."""
+    return schema.with_columns(
+        replace(schema.column(name), categories=("",)) for name in names if name != schema.target
+    )
+
+
+def planned(
+    facts: Facts, wish: Wish, delta: float, choices: Choices, found: GaussianEvent | None
+) -> Plan:
+    also = [] if found is None else [found]
+    return plan_fit(facts, wish.epsilon, delta, choices, also, EVALUATION)
