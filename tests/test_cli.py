@@ -109,6 +109,7 @@ def test_numbers_alone_need_no_schema_and_one_command():
     x = rng.standard_normal((2000, 2)) * [1, 50]
     frame = pl.DataFrame({"a": x[:, 0], "b": x[:, 1], "y": 3 * x[:, 0] + 0.1 * x[:, 1] + 7})
     frame.write_csv("t.csv")
+    assert "--loss logistic" in run("fit", "t.csv", "-t", "y", "-e", 3, "--dry-run").output
     told = as_json("fit", "t.csv", "--target", "y", "-e", 3, "-o", "m.model")
     assert told["evaluation"]["score"] > told["evaluation"]["baseline"]
     model = load_model(Path("m.model"))
@@ -258,6 +259,7 @@ BAD = {
     "ledger alone": (GOOD, ["-t", "y", "--ledger", "x.db"], "--dataset"),
     "unknown budget": (GOOD, ["-t", "y", "--dataset", "nobody"], "budget create nobody"),
     "no test": (GOOD, ["-t", "y", "--test", "absent.csv"], "absent.csv"),
+    "tests on itself": (GOOD, ["-t", "y", "--test", "t.csv"], "another table"),
     "no folder": (GOOD, ["-t", "y", "-o", "absent/m.model"], "folder"),
     "no schema": (GOOD, ["-t", "y", "--schema", "absent.toml"], "absent.toml"),
     "large batch": (GOOD, ["-t", "y", "--batch-size", "50"], "batch"),

@@ -152,6 +152,11 @@ def fit(
     from privagrad.schema import read_schema
 
     _check_places(out, report, test, dry_run, overwrite)
+    if test is not None and table.is_file() and test.samefile(table):
+        raise ValueError(
+            "Expected another table to test on, found the one to fit: its exact figures would tell "
+            "about its rows. Private figures on them are printed anyway."
+        )
     if ledger is not None and dataset is None:
         raise ValueError("Expected --dataset NAME with --ledger, found none.")
     labels = None if classes is None else tuple(part.strip() for part in classes.split(","))
@@ -172,6 +177,8 @@ def fit(
     job = fitting.prepare(wish)
     if not as_json:
         _show_plan(job)
+        if loss is None and job.classes is None:
+            note("the target holds numbers: Huber regression. For classes: --loss logistic.")
     planned = {"epsilon": job.epsilon, "delta": job.delta, "events": [str(e) for e in job.events]}
     if dry_run or out is None:
         return {"dry_run": True, **planned, "public": job.public}

@@ -32,6 +32,8 @@ def _blocks(model: SavedModel, account: Account | None) -> list[Block]:
         f"Epsilon {privacy['epsilon']:.4g} at delta {privacy['delta']:.3g}: whoever sees this "
         f"model and this report can hardly tell {_MEANING[privacy['relation']]}."
     )
+    if "test" in model.evaluation:
+        promise += " Figures on the test table are exact, and tell about its own rows."
     banner = Banner(promise, "good")
     if privacy["seeded"]:
         banner = Banner("NOT PRIVATE: the noise was seeded and can be drawn again.", "warning")
