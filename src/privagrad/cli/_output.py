@@ -6,6 +6,7 @@ import functools
 import json
 import warnings
 from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -73,6 +74,11 @@ def _fail(error: BaseException, code: int, as_json: bool, message: str | None = 
             f"[red]error:[/red] {escape(shown)}", highlight=False, soft_wrap=True
         )
     raise typer.Exit(code) from None
+
+
+def busy(what: str) -> AbstractContextManager[Any]:
+    """Says on a terminal what takes its time."""
+    return Console(stderr=True).status(escape(what))
 
 
 def note(text: str, kind: str = "note") -> None:

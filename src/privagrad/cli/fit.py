@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from privagrad.cli._output import Json, LedgerPath, command, note, say
+from privagrad.cli._output import Json, LedgerPath, busy, command, note, say
 from privagrad.cli._output import table as show_table
 
 _PLANNED = "Planned releases"
@@ -174,7 +174,8 @@ def fit(
         dataset,
         None if dataset is None else Ledger(ledger),
     )
-    job = fitting.prepare(wish)
+    with busy(f"reading {table.name}"):
+        job = fitting.prepare(wish)
     if not as_json:
         _show_plan(job)
         if loss is None and job.classes is None:
@@ -183,9 +184,9 @@ def fit(
     if dry_run or out is None:
         return {"dry_run": True, **planned, "public": job.public}
     model = fitting.run(job, out, None if not as_json else False)
-    scores = None if test is None else fitting.scores_on(model, test)
-    if scores is not None:
-        model = fitting.with_test(model, scores, test.name if test else "")
+    if test is not None:
+        with busy(f"reading {test.name}"):
+            model = fitting.with_test(model, fitting.scores_on(model, test), test.name)
         save_model(model, out)
     account = wish.ledger.account(dataset) if wish.ledger and dataset else None
     if report is not None:

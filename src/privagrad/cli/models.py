@@ -12,7 +12,7 @@ import numpy as np
 import typer
 
 from privagrad._whole import written_whole
-from privagrad.cli._output import Json, LedgerPath, command, say
+from privagrad.cli._output import Json, LedgerPath, busy, command, say
 from privagrad.cli._output import table as show_table
 from privagrad.models import SavedModel, load_model
 
@@ -49,12 +49,13 @@ def predict(
         text = io.TextIOWrapper(file, encoding="utf-8", newline="", write_through=True)
         writer = csv.writer(text, lineterminator="\n")
         writer.writerow(["prediction", *(f"probability of {label}" for label in labels)])
-        for X in _matrices(fitted, table):
-            columns = [fitted.predict(X).tolist()]
-            if labels:
-                columns += _probabilities(fitted.margins(X)).T.tolist()
-            writer.writerows(zip(*columns, strict=True))
-            count += X.shape[0]
+        with busy(f"predicting {table.name}"):
+            for X in _matrices(fitted, table):
+                columns = [fitted.predict(X).tolist()]
+                if labels:
+                    columns += _probabilities(fitted.margins(X)).T.tolist()
+                writer.writerows(zip(*columns, strict=True))
+                count += X.shape[0]
         text.flush()
         text.detach()
     if not as_json:
