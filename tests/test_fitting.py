@@ -108,6 +108,7 @@ def test_rare_labels_and_blanks_teach_nothing(tmp_path):
     schema = Schema((Column("x", low=-4, high=4), Column("label", "category")), "label")
     job = prepare(Wish(tmp_path / "t.csv", None, 2.0, schema=schema, seed=0))
     assert job.n == 4000
+    assert not any("labels" in fact for fact in job.public)
     model = run(job, tmp_path / "m.model", False)
     assert model.classes == ["no", "yes"]
     assert model.evaluation["score"] > 0.9

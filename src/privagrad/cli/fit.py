@@ -12,9 +12,6 @@ import typer
 from privagrad.cli._output import Json, LedgerPath, busy, command, note, say
 from privagrad.cli._output import table as show_table
 
-_PLANNED = "Planned releases"
-
-
 def add_to(app: typer.Typer) -> None:
     app.command()(schema)
     app.command()(fit)
@@ -230,7 +227,7 @@ def _show_plan(job: Any) -> None:
         (e.purpose, e.count, f"{e.noise_multiplier:.4g}", e.sampling or "all rows")
         for e in job.events
     ]
-    title = f"{_PLANNED}: together epsilon {job.epsilon:.4g} at delta {job.delta:.3g}"
+    title = f"Planned releases: together epsilon {job.epsilon:.4g} at delta {job.delta:.3g}"
     show_table(title, ("what", "times", "noise multiplier", "rows"), rows)
     say("Public, not protected: " + "; ".join(job.public) + ".")
     if job.account:

@@ -63,7 +63,7 @@ class Job:
         """What the guarantee does not cover, because it is taken to be known."""
         columns = "names, kinds, bounds and categories of columns that the schema states"
         known = ["the columns' number" if self.schema is None else columns]
-        if self.classes is not None and "(target)" not in self.counts:
+        if self.classes:
             known.append(f"the labels: {', '.join(self.classes)}")
         return [f"the number of rows: {self.n}", *known, "all settings of this run"]
 
