@@ -12,6 +12,7 @@ import typer
 from privagrad.cli._output import Json, LedgerPath, busy, command, note, say
 from privagrad.cli._output import table as show_table
 
+
 def add_to(app: typer.Typer) -> None:
     app.command()(schema)
     app.command()(fit)
