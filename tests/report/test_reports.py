@@ -16,6 +16,7 @@ from privagrad.report.experiments import (
     write_compare_report,
     write_figure1_report,
     write_language_report,
+    write_rates_report,
 )
 from privagrad.report.fit import write_fit_report
 from privagrad.schema import Column, Schema
@@ -85,6 +86,14 @@ def spoken() -> list[dict[str, object]]:
     ]  # fmt: skip
 
 
+def rated() -> list[dict[str, object]]:
+    return [
+        {"varied": v, "value": x, "method": m, "excess": 0.1 / x, "low": 0.09 / x, "high": 0.12 / x,
+         "upper": 1 / x, "lower": 0.01 / x}
+        for v in ("n", "decay") for m in ("pagan", "pasan") for x in (0.5, 1.0, 2.0)
+    ]  # fmt: skip
+
+
 REPORTS = {
     "two classes": lambda path: write_fit_report(path, model(["no", "yes <i>"])),
     "classes": lambda path: write_fit_report(path, model(["a", "b", "c"])),
@@ -95,6 +104,9 @@ REPORTS = {
         {"results": compared(), "excess_ratio_of_pagan": [
             {"epsilon": 1.0, "over": "dp-sgd", "ratio": 0.5, "low": 0.4, "high": 0.6}]},
     ),
+    "rates": lambda path: write_rates_report(path, rated(), [
+        {"varied": "n", "method": "pagan", "measured": -0.99, "predicted": -1.0}
+    ], {"n": "rows", "decay": "decay of σ"}),
     "table 1": lambda path: write_language_report(path, spoken()),
 }  # fmt: skip
 

@@ -67,7 +67,9 @@ def figure1(
 
 @reproduce.command()
 @command
-def rates(out: Out = Path("rates"), quick: Quick = False, as_json: Json = False) -> dict[str, Any]:
+def rates(
+    out: Out = Path("rates"), quick: Quick = False, report: Report = None, as_json: Json = False
+) -> dict[str, Any]:
     """Measured excess loss against n, d, epsilon and the decay of σ, beside the paper's bounds.
 
     PAGAN on the box and PASAN on the ball, on the lower bound's own linear problems. Prints the
@@ -78,9 +80,23 @@ def rates(out: Out = Path("rates"), quick: Quick = False, as_json: Json = False)
     from privagrad.experiments import rates as experiment
 
     outcome = experiment.run(out, quick)
+    slopes = [asdict(slope) for slope in outcome.slopes]
+    if report is not None:
+        from privagrad.report.experiments import write_rates_report
+
+        points = [point._asdict() for point in outcome.points]
+        write_rates_report(report, points, slopes, experiment.LABELS)
     if not as_json:
+        rows = [
+            (s.method.upper(), experiment.LABELS[s.varied], f"{s.measured:.2f}",
+             f"{s.predicted:.2f}", f"{s.measured - s.predicted:+.2f}")
+            for s in outcome.slopes
+        ]  # fmt: skip
+        columns = ("method", "against", "measured", "predicted", "difference")
+        show_table("Slopes of log excess loss", columns, rows, left=2)
+        say("Medians over seeds. Predicted: the privacy terms of Theorems 1 and 2.")
         say_where(out, *(path.name for path in outcome.files))
-    return {"files": [str(path) for path in outcome.files]}
+    return {"slopes": slopes, "files": [str(path) for path in outcome.files]}
 
 
 @reproduce.command("figure2")

@@ -26,7 +26,7 @@ from dataclasses import asdict, dataclass, replace
 from itertools import product
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -152,7 +152,7 @@ class _Task(NamedTuple):
 
 
 def run(out: Path, quick: bool = False) -> Outcome:
-    """Measure, write rates.csv, rates.json, rates.png and rates.svg into `out`, print the slopes.
+    """Measure, write rates.csv, rates.json, rates.png and rates.svg into `out`.
 
     The noise is seeded: for figures, not private.
     """
@@ -175,7 +175,6 @@ def run(out: Path, quick: bool = False) -> Outcome:
     slopes = _slopes(points, privacy)
     hardest = Counter(hardness for hardness, _ in measured.values())
     files = [_write_csv(points, out), _write_json(size, slopes, hardest, out), *_draw(points, out)]
-    _print(slopes, size)
     return Outcome(points, slopes, files)
 
 
@@ -315,27 +314,3 @@ def _draw(points: list[Point], out: Path) -> list[Path]:
     by_row = [handle for pair in zip(handles[:3], handles[3:], strict=True) for handle in pair]
     fig.legend(handles=by_row, loc="outside upper center", ncols=3, frameon=False)
     return save(fig, out / "rates")
-
-
-def _print(slopes: list[Slope], size: Size) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    table: Any = Table(title="Slopes of log excess loss")
-    for name in ("method", "against", "measured", "predicted", "difference"):
-        table.add_column(name, justify="left" if name in ("method", "against") else "right")
-    for slope in slopes:
-        table.add_row(
-            slope.method.upper(),
-            LABELS[slope.varied],
-            f"{slope.measured:.2f}",
-            f"{slope.predicted:.2f}",
-            f"{slope.measured - slope.predicted:+.2f}",
-        )
-    console = Console()
-    console.print(table)
-    console.print(
-        f"{size.steps} steps on all rows, medians over {size.seeds} seeds, "
-        f"otherwise {size.base}. Predicted: the privacy terms of Theorems 1 and 2.",
-        highlight=False,
-    )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +35,33 @@ def write_figure1_report(path: Path, summary: dict[str, Any]) -> None:
     named = ("epsilon", "over", "ratio", "low", "high")
     blocks.append(_table("Excess loss of PAGAN over that of others", named, ratios))
     write_page(path, "Figure 1", "Absolute regression, synthetic data of the paper", blocks)
+
+
+def write_rates_report(
+    path: Path,
+    points: Sequence[dict[str, Any]],
+    slopes: Sequence[dict[str, Any]],
+    labels: Mapping[str, str],
+) -> None:
+    """Excess losses against n, d, epsilon and decay, between the paper's bounds."""
+    blocks: list[Block] = [Banner("An experiment with seeded noise, on made-up rows.", "warning")]
+    for varied, method in dict.fromkeys((p["varied"], p["method"]) for p in points):
+        some = [p for p in points if (p["varied"], p["method"]) == (varied, method)]
+        at = [p["value"] for p in some]
+        lines = [
+            Series(method, at, [p["excess"] for p in some], [p["low"] for p in some],
+                   [p["high"] for p in some]),
+            Series("upper bound", at, [p["upper"] for p in some]),
+            Series("lower bound", at, [p["lower"] for p in some]),
+        ]  # fmt: skip
+        chart = line_chart(
+            lines, labels[varied], "excess loss", log_x=varied != "decay", log_y=True
+        )
+        title = f"{method.upper()} against {labels[varied]}"
+        blocks.append(Figure(title, chart, "Medians over seeds; the band lies between quartiles."))
+    columns = ("method", "varied", "measured", "predicted")
+    blocks.append(_table("Slopes of log excess loss", columns, slopes))
+    write_page(path, "Rates", "Measured beside the paper's bounds", blocks)
 
 
 def write_language_report(path: Path, rows: Sequence[dict[str, Any]]) -> None:
