@@ -2,6 +2,7 @@
 
 import csv
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -359,6 +360,17 @@ def test_the_first_help_teaches_and_the_version_is_told():
     for word in ("privagrad fit", "privagrad predict", "budget create", "Exit codes"):
         assert word in told
     assert run("--version").stdout.startswith("privagrad ")
+
+
+def test_json_is_all_that_is_printed(monkeypatch):
+    told = as_json("theory", "--rows", 5000, "--dim", 20, "--box", 1)
+    assert told["methods"][0]["method"] == "pagan"
+    from privagrad.experiments import rates
+
+    monkeypatch.setattr(rates, "QUICK", replace(rates.QUICK, workers=1, seeds=1))
+    told = as_json("reproduce", "rates", "--quick", "--out", "r", "--report", "r.html")
+    assert {slope["method"] for slope in told["slopes"]} == {"pagan", "pasan"}
+    assert "PAGAN against" in Path("r.html").read_text()
 
 
 def test_faults_of_ours_are_told_without_a_traceback(monkeypatch):
