@@ -285,6 +285,13 @@ def test_bad_input_is_a_clear_line_and_costs_nothing(case, book):
     assert not Path("m.model").exists()
 
 
+def test_hopeless_fits_are_told_before_anything_is_spent(monkeypatch):
+    Path("t.csv").write_text(GOOD)
+    monkeypatch.setattr("privagrad.fitting.run", lambda *_: pytest.fail("it was run"))
+    done = run("fit", "t.csv", "-t", "y", "-e", 0.5, "--dry-run")
+    assert "are few for epsilon=0.5" in done.output.replace("\n", " ")
+
+
 def test_models_are_not_overwritten_unasked():
     Path("m.model").write_text("paid for")
     Path("t.csv").write_text(GOOD)

@@ -38,8 +38,10 @@ def command(function: Callable[..., Any]) -> Callable[..., None]:
     def wrapped(**arguments: Any) -> None:
         as_json = bool(arguments.get("as_json"))
         try:
-            with warnings.catch_warnings(record=True) as told:
+            with warnings.catch_warnings():
                 warnings.simplefilter("always", UserWarning)
+                # At once: what a user should know before anything is spent.
+                warnings.showwarning = lambda message, *_: note(str(message), "warning")
                 result = function(**arguments)
             if as_json:
                 print(json.dumps(result, ensure_ascii=False, indent=1, default=str))
@@ -54,10 +56,6 @@ def command(function: Callable[..., Any]) -> Callable[..., None]:
         except Exception as error:
             message = f"{type(error).__name__}: {error}. This is a fault of ours: see --debug."
             _fail(error, FAULT, as_json, message)
-        else:
-            for warning in told:
-                if issubclass(warning.category, UserWarning):
-                    note(str(warning.message), "warning")
 
     return wrapped
 
