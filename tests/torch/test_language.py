@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -93,14 +94,42 @@ def texts(folder: Path) -> Texts:
     return experiment.read_texts(folder, folder / "public", quick=True)
 
 
-@pytest.mark.parametrize("method", ["dp-sgd", "pagan", "pasan", "sgd"])
+@pytest.mark.parametrize(
+    "method",
+    ["dp-sgd", "pagan", "pasan", "sgd", "dp-sgd+words", "pagan+words", "pasan+words"],
+)
 def test_every_method_learns_something(folder: Path, method: str, tmp_path: Path) -> None:
     sizes = {"dp-sgd": 8.0, "pagan": 0.3, "pasan": 2.0, "sgd": 8.0}
-    setting = Setting(method, 8.0, sizes[method], epochs=3, batch_size=20, width=16)
+    step_size = sizes[method.removesuffix("+words")]
+    setting = Setting(method, 8.0, step_size, epochs=3, batch_size=20, width=16)
     result = train(setting, texts(folder), tmp_path / "runs" / method)
     assert result["valid_perplexity"] < 12.5  # 13 kinds of words: 13 before training
     if setting.private:
         assert 7.5 < result["epsilon_spent"] <= 8.0
+
+
+def test_a_trial_has_the_noise_and_the_steps_of_its_run(folder: Path, tmp_path: Path) -> None:
+    data = texts(folder)
+    setting = Setting("dp-sgd", 4.0, 4.0, epochs=2, batch_size=40, width=8)
+    run = training._Training(setting, data, tmp_path / "run")
+    trial = training._Training(replace(setting, sample=5), data, tmp_path / "trial")
+    noise = [
+        t.optimizer.noise_multiplier * t.optimizer.max_grad_norm / t.optimizer.expected_batch_size
+        for t in (run, trial)
+    ]
+    assert noise[1] == pytest.approx(noise[0], rel=1e-12)
+    assert trial.optimizer.expected_batch_size == 5
+    assert (trial.steps, trial.factors) == (run.steps, run.factors)
+    result = train(replace(setting, sample=5), data, tmp_path / "trial")
+    assert result["noise_multiplier"] == run.optimizer.noise_multiplier
+    assert result["epsilon_spent"] == math.inf  # a trial is not private, and says so
+    assert not (tmp_path / "trial").exists()
+    # Without noise there is nothing to keep but the size of steps.
+    plain = training._Training(
+        Setting("sgd", math.inf, 4.0, epochs=2, batch_size=40, width=8, sample=5), data, tmp_path
+    )
+    assert plain.steps == math.ceil(run.steps / 8)
+    assert plain.loader.batch_size == 40
 
 
 def test_batches_in_parts_are_the_same_run(
@@ -162,9 +191,9 @@ def test_ladders_fit_into_the_time_and_end_with_three() -> None:
     for minutes in (1, 5, 20, 100, 1000):
         rungs = ladder(60 * minutes, 0.5, 1673, 30)
         assert rungs[-1].candidates == 3
-        assert rungs[-1].steps <= 1673
-        assert rungs[0].steps >= 30
-        assert sum(rung.candidates * rung.steps for rung in rungs) * 0.5 <= 60 * minutes
+        assert rungs[-1].size <= 1673
+        assert rungs[0].size >= 30
+        assert sum(rung.candidates * rung.size for rung in rungs) * 0.5 <= 60 * minutes
     assert [rung.candidates for rung in ladder(6000, 0.5, 1673, 30)] == [27, 9, 3]
     with pytest.raises(ValueError, match="minutes of tuning"):
         ladder(30, 0.5, 1673, 30)
@@ -173,14 +202,14 @@ def test_ladders_fit_into_the_time_and_end_with_three() -> None:
 def test_halving_finds_the_best_and_spends_most_on_the_good() -> None:
     asked: list[tuple[int, int]] = []
 
-    def score(candidate: int, rung: int, steps: int) -> float:
-        asked.append((candidate, steps))
-        # Short trials flatter candidate 0.
-        return candidate if steps > 10 or candidate else -1.0
+    def score(candidate: int, rung: int, size: int) -> float:
+        asked.append((candidate, size))
+        # Small trials flatter candidate 0.
+        return candidate if size > 10 or candidate else -1.0
 
     rungs = [Rung(9, 10), Rung(3, 30)]
     assert halve([5, 3, 0, 8, 7, 2, 9, 6, 4, 1], rungs, score) == 0
-    assert [c for c, steps in asked if steps == 30] == [0, 2, 3]
+    assert [c for c, size in asked if size == 30] == [0, 2, 3]
     assert len(asked) == 12
 
 
@@ -199,19 +228,33 @@ def test_tuning_is_logged_and_its_price_is_named(
     row = (out / "table1.csv").read_text().splitlines()[1].split(",")
     assert float(row[4]) == chosen.step_size
     assert float(row[5]) == chosen.radius
-    # The price is that of all releases together.
+    # The price is that of as many private runs.
     examples = len(Sequences(texts(folder).train))
-    events = [
-        GaussianEvent(trial.noise_multiplier, trial.steps, "poisson", examples, 50)
-        for trial in trials
-    ]
-    steps = 2 * math.ceil(examples / 50)
-    events.append(GaussianEvent(trials[0].noise_multiplier, steps, "poisson", examples, 50))
-    expected = PrivacyPlan(tuple(events)).epsilon(1e-5)
+    steps = (len(trials) + 1) * 2 * math.ceil(examples / 50)
+    run = GaussianEvent(trials[0].noise_multiplier, steps, "poisson", examples, 50)
+    expected = PrivacyPlan((run,)).epsilon(1e-5)
     assert f"epsilon {expected:.3g} in place of 3" in (out / "table1.md").read_text()
     # Trials in the log are not made again.
     assert CliRunner().invoke(app, command).exit_code == 0
     assert read_trials(out / "tuning.csv") == trials
+
+
+def test_recipes_grow_with_the_batch() -> None:
+    for name, recipe in experiment.RECIPES.items():
+        plan = experiment.Plan((name,), (2.0,))
+        (own,) = experiment.settings_of(plan)
+        (larger,) = experiment.settings_of(replace(plan, batch_size=4 * own.batch_size))
+        assert own.batch_size == recipe.batch_size(3.0 if own.private else math.inf)
+        assert larger.batch_size == 4 * own.batch_size
+        growth = 4.0 if own.kind in ("dp-sgd", "sgd") else 2.0
+        assert larger.step_size == pytest.approx(growth * own.step_size)
+
+
+def test_word_frequencies_need_public_text(folder: Path, tmp_path: Path) -> None:
+    command = ["reproduce", "table1", "--data-dir", str(folder), "--quick", "--out", str(tmp_path)]
+    done = CliRunner().invoke(app, [*command, "--methods", "dp-sgd+words"])
+    assert done.exit_code == 2
+    assert "--public-dir" in done.output
 
 
 def test_missing_data_says_what_to_do(tmp_path: Path) -> None:

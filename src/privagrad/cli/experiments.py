@@ -107,17 +107,26 @@ def table1(
         Path | None, typer.Option(help="Folder with train.txt, valid.txt, and test.txt if at hand.")
     ] = None,
     public_dir: Annotated[
-        Path | None, typer.Option(help="Folder with public text for pagan's and pasan's moments.")
+        Path | None,
+        typer.Option(help="Folder with public text: moments of pagan and pasan, word frequencies."),
     ] = None,
     methods: Annotated[
-        str, typer.Option(help="Names separated by commas.")
+        str,
+        typer.Option(
+            help="Names separated by commas; also dp-sgd+words, the best one, pasan+words and "
+            "pagan+words: with the word frequencies of the public text."
+        ),
     ] = "dp-sgd,pasan,pagan,sgd,adagrad",
     epsilons: Annotated[str, typer.Option(help="Budgets separated by commas.")] = "3,1,0.5",
     epochs: Annotated[int, typer.Option(min=1)] = 7,
     seeds: Annotated[int, typer.Option(min=1, help="Runs of each setting.")] = 1,
     batch_size: Annotated[
-        int, typer.Option(min=1, help="Expected examples of a step; step sizes grow with it.")
-    ] = 250,
+        int | None,
+        typer.Option(
+            min=1,
+            help="Expected examples of a step; step sizes grow with it. Default: the method's own.",
+        ),
+    ] = None,
     vocabulary: Annotated[
         str, typer.Option(help="train, as in the paper (not private), or public.")
     ] = "train",

@@ -18,14 +18,44 @@ from privagrad.experiments.language_tables import write
 from privagrad.experiments.language_tuning import Trial, read_trials, tune
 
 if TYPE_CHECKING:
-    from privagrad.torch.language.training import Setting, Texts
+    from privagrad.torch.language.training import Schedule, Setting, Texts
 
-RECIPES: dict[str, dict[str, Any]] = {
-    "dp-sgd": {"step_size": {3.0: 7.0, 1.0: 6.0, 0.5: 5.0}, "schedule": "linear"},
-    "pasan": {"step_size": {3.0: 180.0, 1.0: 205.0, 0.5: 220.0}, "schedule": "linear"},
-    "pagan": {"step_size": {3.0: 0.2, 1.0: 0.22, 0.5: 0.24}, "schedule": "linear"},
-    "sgd": {"step_size": {math.inf: 30.0}, "schedule": "linear"},
-    "adagrad": {"step_size": {math.inf: 0.1}, "schedule": "constant"},
+
+@dataclass(frozen=True)
+class Recipe:
+    """What a method does unless it is tuned: (epsilon, step size at a batch of 250, batch size)."""
+
+    sizes: tuple[tuple[float, float, int], ...]
+    schedule: Schedule = "linear"
+    power: float = 1.0
+    """Of the batch size, for the step size: larger batches make fewer steps, which must go as far;
+    those of adaptive methods fall with the square root anyway."""
+
+    @property
+    def private(self) -> bool:
+        return math.isfinite(self.sizes[0][0])
+
+    def batch_size(self, epsilon: float) -> int:
+        return self._nearest(epsilon)[2]
+
+    def step_size(self, epsilon: float, batch_size: int) -> float:
+        return self._nearest(epsilon)[1] * math.pow(batch_size / 250, self.power)
+
+    def _nearest(self, epsilon: float) -> tuple[float, float, int]:
+        if not self.private:
+            return self.sizes[0]
+        return min(self.sizes, key=lambda size: abs(math.log(size[0] / epsilon)))
+
+
+RECIPES = {
+    "dp-sgd": Recipe(((3.0, 7.0, 250), (1.0, 6.0, 250), (0.5, 5.0, 250))),
+    "pasan": Recipe(((3.0, 180.0, 250), (1.0, 205.0, 250), (0.5, 220.0, 250)), power=0.5),
+    "pagan": Recipe(((3.0, 0.2, 250), (1.0, 0.22, 250), (0.5, 0.24, 250)), power=0.5),
+    "dp-sgd+words": Recipe(((3.0, 6.0, 500), (1.0, 4.0, 1000), (0.5, 3.0, 1000))),
+    "pasan+words": Recipe(((3.0, 180.0, 500), (1.0, 205.0, 1000), (0.5, 220.0, 1000)), power=0.5),
+    "pagan+words": Recipe(((3.0, 0.2, 500), (1.0, 0.22, 1000), (0.5, 0.24, 1000)), power=0.5),
+    "sgd": Recipe(((math.inf, 30.0, 250),)),
+    "adagrad": Recipe(((math.inf, 0.1, 250),), "constant", power=0.5),
 }
 
 
@@ -37,7 +67,8 @@ class Plan:
     epsilons: tuple[float, ...] = (3.0, 1.0, 0.5)
     epochs: int = 7
     seeds: int = 1
-    batch_size: int = 250
+    batch_size: int | None = None
+    """None: each method's own."""
     quick: bool = False
     tuning_seconds: float = 0.0
     """To be shared by all methods and epsilons alike; 0: the recipes as they are."""
@@ -72,22 +103,20 @@ def read_texts(
 
 def settings_of(plan: Plan) -> list[Setting]:
     """Every run of the plan, seed by seed, so that early results cover all methods."""
-    from privagrad.torch.language.training import PRIVATE, Setting
+    from privagrad.torch.language.training import Setting
 
     settings = []
     for seed in range(plan.seeds):
-        for method in plan.methods:
-            for epsilon in plan.epsilons if method in PRIVATE else (math.inf,):
-                recipe = RECIPES[method]
-                sizes = recipe["step_size"]
-                nearest = min(sizes, key=lambda e: abs(math.log(e / epsilon)) if e < 1e9 else 0.0)
+        for method, recipe in ((method, RECIPES[method]) for method in plan.methods):
+            for epsilon in plan.epsilons if recipe.private else (math.inf,):
+                batch_size = plan.batch_size or recipe.batch_size(epsilon)
                 setting = Setting(
                     method,
                     epsilon,
-                    sizes[nearest] * _larger(method, plan.batch_size),
-                    schedule=recipe["schedule"],
+                    recipe.step_size(epsilon, batch_size),
+                    schedule=recipe.schedule,
                     epochs=plan.epochs,
-                    batch_size=plan.batch_size,
+                    batch_size=batch_size,
                     seed=seed,
                 )
                 if plan.quick:
@@ -96,14 +125,9 @@ def settings_of(plan: Plan) -> list[Setting]:
     return settings
 
 
-def _larger(method: str, batch_size: int) -> float:
-    """Fewer steps must go as far; those of adaptive methods fall with the square root anyway."""
-    return math.pow(batch_size / 250, 1.0 if method in ("dp-sgd", "sgd") else 0.5)
-
-
 def run(texts: Texts, plan: Plan, out: Path) -> list[dict[str, Any]]:
     """Tune if asked to, make every run that is not there yet; write tables, curves and Figure 2."""
-    from privagrad.torch.language.training import SHAPED, public_moments, train
+    from privagrad.torch.language.training import public_moments, train
 
     settings = settings_of(plan)
     rows: list[dict[str, Any]] = []
@@ -111,7 +135,7 @@ def run(texts: Texts, plan: Plan, out: Path) -> list[dict[str, Any]]:
     runs = out / f"runs-{_digest(texts)}"
     with _bar() as show:
         for setting in settings:
-            if setting.method in SHAPED:
+            if setting.shaped:
                 public_moments(texts, setting, runs, show("public moments", setting))
         if plan.tuning_seconds:
             settings = _tuned(settings, texts, plan, out, runs, show)
@@ -125,7 +149,8 @@ def run(texts: Texts, plan: Plan, out: Path) -> list[dict[str, Any]]:
                 result = train(setting, texts, folder, show(title, setting))
                 with written_whole(finished) as file:
                     file.write(json.dumps(result).encode())
-            rows.append({**asdict(setting), **json.loads(finished.read_text(encoding="utf-8"))})
+            known = {**asdict(setting), "kind": setting.kind, "words": setting.words}
+            rows.append({**known, **json.loads(finished.read_text(encoding="utf-8"))})
             write(out, rows, texts, trials)
     return rows
 

@@ -42,6 +42,10 @@ COLUMNS = (
 )  # fmt: skip
 
 
+def _label(row: dict[str, Any]) -> str:
+    return LABELS[row["kind"]] + (", word frequencies" if row["words"] else "")
+
+
 def write(out: Path, rows: list[dict[str, Any]], texts: Texts, trials: list[Trial]) -> None:
     """table1.csv and .md, curves.csv, figure2.png and .svg; `rows` are runs with their results."""
     with (out / "table1.csv").open("w", newline="", encoding="utf-8") as file:
@@ -73,7 +77,7 @@ def _price(trials: list[Trial], rows: list[dict[str, Any]], texts: Texts) -> lis
     examples = len(Sequences(texts.train))
     notes = [
         f"Step size, radius and schedule are the best of {len(trials)} trials on the validation "
-        "text (tuning.csv), which are not charged. If they were:"
+        "text (tuning.csv), which are not charged. If all were private runs of their own:"
     ]
     finals = {(row["method"], row["epsilon"]): row for row in rows}
     for (method, epsilon), row in finals.items():
@@ -85,8 +89,8 @@ def _price(trials: list[Trial], rows: list[dict[str, Any]], texts: Texts) -> lis
             )
             cost = price(own, final, DELTA)
             notes.append(
-                f"- {LABELS[method]}: {len(own)} trials of {sum(t.steps for t in own)} steps "
-                f"together and the run itself, epsilon {cost:.3g} in place of {epsilon:g}"
+                f"- {_label(row)}: {len(own)} trials and the run itself, epsilon {cost:.3g} in "
+                f"place of {epsilon:g}"
             )
     return notes
 
@@ -100,12 +104,17 @@ def _markdown(rows: list[dict[str, Any]], notes: list[str]) -> str:
         group = [r for r in rows if (r["method"], r["epsilon"]) == (method, epsilon)]
         cells = [_spread([r[key] for r in group]) for key in _SHOWN]
         paper = PAPER.get((method, epsilon))
-        lines.append(f"| {LABELS[method]} | {epsilon:g} | {' | '.join(cells)} | {paper or ''} |")
+        lines.append(f"| {_label(group[0])} | {epsilon:g} | {' | '.join(cells)} | {paper or ''} |")
     lines += ["", "Perplexities, mean ± standard deviation over seeds. The noise is seeded."]
     lines.append(
         "The vocabulary is taken from the training text unless --vocabulary public: that is "
         "not private."
     )
+    if any(row["words"] for row in rows):
+        lines.append(
+            "Word frequencies: of the public text; biases start from them, and rare words' rows "
+            "take smaller steps. Not in the paper."
+        )
     if any(row["width"] != 120 for row in rows):
         lines.append("A small model on a slice of the text: not to be compared with the paper's.")
     return "\n".join([*lines, *notes]) + "\n"
@@ -128,16 +137,22 @@ def _spread(values: list[float | None]) -> str:
 def _draw(stem: Path, rows: list[dict[str, Any]]) -> None:
     epsilons = sorted({r["epsilon"] for r in rows if math.isfinite(r["epsilon"])}, reverse=True)
     panels = epsilons or [math.inf]
+    colours = dict(zip(LABELS, COLOURS, strict=False))
     fig, grid = figure(len(panels), width=4.2 * len(panels), height=4.2)
     for axes, epsilon in zip(grid, panels, strict=True):
-        for colour, (method, label) in zip(COLOURS, LABELS.items(), strict=False):
-            group = [
-                r for r in rows if r["method"] == method and r["epsilon"] in (epsilon, math.inf)
-            ]
-            for number, row in enumerate(group):
-                best = [min(row["valid_curve"][: k + 1]) for k in range(len(row["valid_curve"]))]
-                rounds = [row["steps_made"] * k // len(best) for k in range(1, len(best) + 1)]
-                axes.plot(rounds, best, color=colour, label=label if number == 0 else None)
+        group = [row for row in rows if row["epsilon"] in (epsilon, math.inf)]
+        shown: set[str] = set()
+        for row in group:
+            best = [min(row["valid_curve"][: k + 1]) for k in range(len(row["valid_curve"]))]
+            rounds = [row["steps_made"] * k // len(best) for k in range(1, len(best) + 1)]
+            axes.plot(
+                rounds,
+                best,
+                color=colours[row["kind"]],
+                linestyle="--" if row["words"] else "-",
+                label=None if row["method"] in shown else _label(row),
+            )
+            shown.add(row["method"])
         axes.set(title=f"epsilon = {epsilon:g}", xlabel="rounds", yscale="log")
     grid[0].set_ylabel("least validation perplexity so far")
     grid[-1].legend(frameon=False, fontsize="small")

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 STEP_FACTORS = (1.0, 2.0, 0.5, 4.0, 0.25)
 RADIUS_FACTORS = (1.0, 0.5, 2.0)
-LEAST = 30
-"""Steps of the shortest trial."""
+LEAST = 10
+"""Examples a step of the smallest trial."""
 
 _WORDS = 20_000
 
@@ -35,7 +35,7 @@ class Trial:
     epochs: int
     batch_size: int
     rung: int
-    steps: int
+    sample: int
     step_size: float
     radius: float
     schedule: str
@@ -69,49 +69,38 @@ def tune(
 ) -> Setting:
     """The best of `candidates` within a time; every trial is a line of out/tuning.csv.
 
-    Trials have the noise of the whole run and its schedule in fewer steps, and are judged by the
-    first words of the validation text. Trials found in the log are not made again.
+    Trials make the steps of the whole run with its noise, on fewer examples, and are judged by
+    the first words of the validation text. Trials found in the log are not made again.
     """
-    from privagrad.torch.language.corpus import Sequences
     from privagrad.torch.language.training import train
 
     log = out / "tuning.csv"
     known = {_key(trial): trial for trial in read_trials(log)}
     brief = replace(texts, valid=texts.valid[: _WORDS + 1], test=None)
 
-    def make(setting: Setting, rung: int, steps: int) -> Trial:
-        wanted = _key_of(setting, runs.name, rung, steps)
+    def make(setting: Setting, rung: int, sample: int) -> Trial:
+        wanted = _key_of(setting, runs.name, rung, sample)
         if wanted not in known:
-            trial = replace(setting, steps=steps)
+            trial = replace(setting, sample=sample)
             result = train(trial, brief, runs / "trial", show and show(trial))
             found = result["valid_perplexity"]
             score = found if math.isfinite(found) else math.inf
-            working = steps * result["seconds_per_step"]
             known[wanted] = Trial(
                 runs.name, setting.method, setting.epsilon, setting.epochs, setting.batch_size,
-                rung, steps, setting.step_size, setting.radius, setting.schedule,
-                score, result["noise_multiplier"], working,
+                rung, sample, setting.step_size, setting.radius, setting.schedule,
+                score, result["noise_multiplier"], result["seconds"],
             )  # fmt: skip
             _append(log, known[wanted])
         return known[wanted]
 
-    per_epoch = math.ceil(len(Sequences(texts.train)) / recipe.batch_size)
     pace = make(recipe, -1, LEAST).seconds / LEAST
-    rungs = ladder(seconds, pace, recipe.epochs * per_epoch, LEAST)
+    rungs = ladder(seconds, pace, recipe.batch_size, LEAST)
     return halve(candidates(recipe), rungs, lambda s, k, n: make(s, k, n).valid_perplexity)
 
 
 def price(trials: Iterable[Trial], final: GaussianEvent, delta: float) -> float:
-    """What the chosen run would cost if its trials were charged to the same budget."""
-    events = [
-        replace(
-            final,
-            noise_multiplier=trial.noise_multiplier,
-            count=trial.steps,
-            batch_size=min(trial.batch_size, final.n_examples),
-        )
-        for trial in trials
-    ]
+    """What the chosen run would cost if its trials were private runs on the same budget."""
+    events = [replace(final, noise_multiplier=trial.noise_multiplier) for trial in trials]
     return PrivacyPlan((*events, final)).epsilon(delta)
 
 
@@ -135,9 +124,9 @@ def _append(log: Path, trial: Trial) -> None:
         writer.writerow(astuple(trial))
 
 
-def _key_of(setting: Setting, texts: str, rung: int, steps: int) -> tuple[Any, ...]:
+def _key_of(setting: Setting, texts: str, rung: int, sample: int) -> tuple[Any, ...]:
     run = (setting.method, setting.epsilon, setting.epochs, setting.batch_size)
-    return (texts, *run, rung, steps, setting.step_size, setting.radius, setting.schedule)
+    return (texts, *run, rung, sample, setting.step_size, setting.radius, setting.schedule)
 
 
 def _key(trial: Trial) -> tuple[Any, ...]:

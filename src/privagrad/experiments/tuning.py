@@ -1,4 +1,4 @@
-"""Successive halving: many settings for a short while, the best third for three times as long."""
+"""Successive halving: many settings at little cost, the best third at three times as much."""
 
 from __future__ import annotations
 
@@ -8,35 +8,37 @@ from typing import TypeVar
 
 Candidate = TypeVar("Candidate")
 KEPT = 3
-"""One in so many goes on, for so many times as long: every rung costs the same."""
+"""One in so many goes on, at so many times the size: every rung costs the same."""
 
 _TALLEST = 3
 
 
 @dataclass(frozen=True)
 class Rung:
-    """How many candidates get how many steps."""
+    """How many candidates are tried, and how large their trials are."""
 
     candidates: int
-    steps: int
+    size: int
 
 
-def ladder(seconds: float, seconds_per_step: float, steps: int, least: int) -> list[Rung]:
-    """As many rungs as `seconds` allow, with at least `least` steps in the first.
+def ladder(seconds: float, seconds_per_unit: float, largest: int, least: int) -> list[Rung]:
+    """As many rungs as `seconds` allow, with trials of at least `least` units in the first.
 
-    The last one has three candidates and at most `steps` steps.
+    The last one has three candidates and trials of at most `largest` units.
     """
-    affordable = seconds / seconds_per_step
+    affordable = seconds / seconds_per_unit
     for height in range(_TALLEST, 0, -1):
         first = min(
-            int(affordable / (height * KEPT**height)), max(least, steps // KEPT ** (height - 1))
+            int(affordable / (height * KEPT**height)), max(least, largest // KEPT ** (height - 1))
         )
         if first >= least:
-            return [Rung(KEPT ** (height - k), min(steps, first * KEPT**k)) for k in range(height)]
-    needed = KEPT * least * seconds_per_step
+            return [
+                Rung(KEPT ** (height - k), min(largest, first * KEPT**k)) for k in range(height)
+            ]
+    needed = KEPT * least * seconds_per_unit
     raise ValueError(
         f"Expected at least {needed / 60:.1f} minutes of tuning for each method and epsilon, found "
-        f"{seconds / 60:.1f}: three candidates of {least} steps take that long here."
+        f"{seconds / 60:.1f}: three of the smallest trials take that long here."
     )
 
 
@@ -45,10 +47,10 @@ def halve(
     rungs: Sequence[Rung],
     score: Callable[[Candidate, int, int], float],
 ) -> Candidate:
-    """The candidate with the least score; `score` is asked with a candidate, rung and steps."""
+    """The candidate with the least score; `score` is asked with a candidate, rung and size."""
     left = list(candidates)
     for number, rung in enumerate(rungs):
         left = left[: rung.candidates]
-        scores = [score(candidate, number, rung.steps) for candidate in left]
+        scores = [score(candidate, number, rung.size) for candidate in left]
         left = [left[k] for k in sorted(range(len(left)), key=lambda k: scores[k])]
     return left[0]

@@ -10,6 +10,7 @@ except ModuleNotFoundError as error:
     ) from error
 
 from privagrad.torch.adaptive_sgd import AdaptiveSGD
+from privagrad.torch.damping import damp_steps, start_from_counts, word_shares
 from privagrad.torch.engine import PrivacyEngine
 from privagrad.torch.linear_cross_entropy import LinearCrossEntropy
 from privagrad.torch.loaders import BatchMemoryManager
@@ -28,5 +29,8 @@ __all__ = [
     "PrivateModule",
     "PrivateOptimizer",
     "UnsupportedModuleError",
+    "damp_steps",
     "second_moments",
+    "start_from_counts",
+    "word_shares",
 ]

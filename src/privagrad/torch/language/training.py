@@ -18,7 +18,10 @@ from torch.utils.data import DataLoader
 
 from privagrad import _validate
 from privagrad._whole import written_whole
+from privagrad.accounting import PrivacyPlan
+from privagrad.events import GaussianEvent
 from privagrad.torch.adaptive_sgd import AdaptiveSGD
+from privagrad.torch.damping import damp_steps, start_from_counts, word_shares
 from privagrad.torch.engine import PrivacyEngine
 from privagrad.torch.language.corpus import Sequences, Vocabulary, collate
 from privagrad.torch.language.model import LanguageModel, perplexity
@@ -27,7 +30,10 @@ from privagrad.torch.moments import POWERS, SecondMoments, shaped_scales
 
 PRIVATE = ("dp-sgd", "pasan", "pagan")
 SHAPED = ("pasan", "pagan")
-METHODS = (*PRIVATE, "sgd", "adagrad")
+WORDS = "+words"
+"""After a method's name: it starts from the word frequencies of the public text."""
+
+METHODS = (*PRIVATE, *(method + WORDS for method in PRIVATE), "sgd", "adagrad")
 Schedule = Literal["constant", "linear", "warm-up"]
 SCHEDULES: tuple[Schedule, ...] = ("constant", "linear", "warm-up")
 DELTA = 1e-5
@@ -64,19 +70,42 @@ class Setting:
     batch_size: int = 250
     seed: int = 0
     width: int = 120
-    steps: int | None = None
-    """Stop after so many, with the noise of the whole run and its schedule compressed: a trial."""
+    sample: int | None = None
+    """A trial: see `train`."""
 
     def __post_init__(self) -> None:
         _validate.choice("method", self.method, METHODS)
         _validate.choice("schedule", self.schedule, SCHEDULES)
 
     @property
+    def kind(self) -> str:
+        """The method by itself."""
+        return self.method.removesuffix(WORDS)
+
+    @property
+    def words(self) -> bool:
+        """Whether it knows how frequent words are."""
+        return self.method.endswith(WORDS)
+
+    @property
     def private(self) -> bool:
-        return self.method in PRIVATE
+        return self.kind in PRIVATE
+
+    @property
+    def shaped(self) -> bool:
+        return self.kind in SHAPED
 
 
 Report = Callable[[int, int, float, float], None]
+
+
+def public_text(texts: Texts, setting: Setting) -> Tensor:
+    if texts.public is None:
+        raise ValueError(
+            f"Expected public text for {setting.method}, found none: give --public-dir, or leave "
+            "the method out."
+        )
+    return texts.public
 
 
 def public_moments(
@@ -91,14 +120,10 @@ def public_moments(
     if path.exists():
         moments: dict[str, Tensor] = torch.load(path, weights_only=True)
         return moments
-    if texts.public is None:
-        raise ValueError(
-            f"Expected public text for the moments of {setting.method}, found none: give "
-            "--public-dir, or leave the method out."
-        )
+    public = public_text(texts, setting)
     torch.manual_seed(0)
     model = LanguageModel(len(texts.vocabulary), setting.width)
-    data = Sequences(texts.public)
+    data = Sequences(public)
     private, optimizer, loader = PrivacyEngine().make_private(
         module=model,
         optimizer=SGD(model.parameters(), lr=8.0),
@@ -124,11 +149,17 @@ def public_moments(
 def train(
     setting: Setting, texts: Texts, folder: Path, report: Report | None = None
 ) -> dict[str, Any]:
-    """Train, or go on; the validation perplexity after every epoch, and what it cost."""
+    """Train, or go on; the validation perplexity after every epoch, and what it cost.
+
+    A trial of `setting.sample` examples a step foretells the run with `batch_size` at a part of
+    its time: it makes as many steps with as much noise in the mean gradient. That noise is far
+    larger than what the fewer examples add; a trial is NOT private. Without noise it makes
+    whole steps, in the same proportion fewer.
+    """
     run = _Training(setting, texts, folder)
     while run.step < run.steps:
         run.epoch(report)
-        if setting.steps is None:
+        if setting.sample is None:
             run.save()
         if report is not None:
             report(run.step, run.steps, run.curve[-1], run.cost())
@@ -145,33 +176,43 @@ class _Training:
         self.model = LanguageModel(len(texts.vocabulary), setting.width)
         self.module: nn.Module = self.model
         self.optimizer = _optimizer(setting, self.model)
+        if setting.words:
+            _know_words(texts, setting, self.model, self.optimizer)
         data = Sequences(texts.train)
-        self.loader: Any = DataLoader(
-            data, min(setting.batch_size, len(data)), shuffle=True, collate_fn=collate
-        )
+        self.batch = min(setting.batch_size, len(data))
+        self.per_epoch = math.ceil(len(data) / self.batch)
+        self.steps = setting.epochs * self.per_epoch
+        part = 1.0 if setting.sample is None else min(1.0, setting.sample / self.batch)
+        taken = round(part * self.batch) if setting.private else self.batch
+        if not setting.private:
+            self.steps = math.ceil(part * self.steps)
+        self.loader: Any = DataLoader(data, taken, shuffle=True, collate_fn=collate)
         self.engine = PrivacyEngine()
         self.begun, self.working = time.monotonic(), 0.0
         done, self.curve, self.spent = _resumed(self.checkpoint)
+        self.noise_multiplier = self._calibrated() if setting.private else 0.0
         if setting.private:
-            self._make_private(_ellipsoid(setting, texts, folder), done)
-        self.per_epoch = len(self.loader)
-        self.steps = setting.steps or setting.epochs * self.per_epoch
-        self.step = self.first = done * self.per_epoch
+            self._make_private(_ellipsoid(setting, texts, folder), done, taken / self.batch)
+        self.step = done * self.per_epoch
         self.factors = _factors(setting.schedule, self.steps)
         if setting.private:
             _head_start(self.optimizer, self.steps)
         if done:
             _restore(self.checkpoint, self.engine, self.module, self.optimizer, setting)
 
-    def _make_private(self, ellipsoid: dict[str, Tensor] | None, done: int) -> None:
+    def _calibrated(self) -> float:
+        """The noise of the whole run, whatever a trial takes."""
+        rows = len(self.loader.dataset)
+        planned = GaussianEvent(1.0, self.steps, "poisson", rows, self.batch)
+        return PrivacyPlan.calibrate_event(planned, self.setting.epsilon, DELTA).noise_multiplier
+
+    def _make_private(self, ellipsoid: dict[str, Tensor] | None, done: int, part: float) -> None:
         setting = self.setting
-        self.module, self.optimizer, self.loader = self.engine.make_private_with_epsilon(
+        self.module, self.optimizer, self.loader = self.engine.make_private(
             module=self.model,
             optimizer=self.optimizer,
             data_loader=self.loader,
-            target_epsilon=setting.epsilon,
-            target_delta=DELTA,
-            epochs=setting.epochs,
+            noise_multiplier=part * self.noise_multiplier,
             max_grad_norm=setting.radius,
             ellipsoid=ellipsoid,
             # Another stream after every resumption: noise must not come twice.
@@ -184,18 +225,19 @@ class _Training:
         shown = self.curve[-1] if self.curve else math.nan
         cost = self.cost() if self.curve and report is not None else math.nan
         self.working -= time.monotonic()
-        with self._parts() as parts:
-            for words, targets in parts:
-                for group in self.optimizer.param_groups:
-                    group["lr"] = self.setting.step_size * self.factors[self.step]
-                self.optimizer.zero_grad()
-                self.module(words, targets).backward()
-                self.optimizer.step()
-                self.step += getattr(self.optimizer, "last_chunk", True)
-                if self.step == stop:
-                    break
-                if report is not None:
-                    report(self.step, self.steps, shown, cost)
+        while self.step < stop:
+            with self._parts() as parts:
+                for words, targets in parts:
+                    for group in self.optimizer.param_groups:
+                        group["lr"] = self.setting.step_size * self.factors[self.step]
+                    self.optimizer.zero_grad()
+                    self.module(words, targets).backward()
+                    self.optimizer.step()
+                    self.step += getattr(self.optimizer, "last_chunk", True)
+                    if self.step == stop:
+                        break
+                    if report is not None:
+                        report(self.step, self.steps, shown, cost)
         self.working += time.monotonic()
         self.curve.append(perplexity(self.model, self.texts.valid))
 
@@ -207,7 +249,8 @@ class _Training:
         )
 
     def cost(self) -> float:
-        return self.engine.get_epsilon(DELTA) if self.setting.private else math.inf
+        charged = self.setting.private and self.setting.sample is None
+        return self.engine.get_epsilon(DELTA) if charged else math.inf
 
     def seconds(self) -> float:
         return self.spent + time.monotonic() - self.begun
@@ -232,27 +275,34 @@ class _Training:
             "valid_perplexity_reset": perplexity(model, texts.valid, carried=False),
             "test_perplexity": None if texts.test is None else perplexity(model, texts.test),
             "epsilon_spent": self.cost(),
-            "noise_multiplier": self.optimizer.noise_multiplier if self.setting.private else 0.0,
+            "noise_multiplier": self.noise_multiplier,
             "steps_made": self.steps,
             "seconds": self.seconds(),
-            "seconds_per_step": self.working / max(1, self.step - self.first),
+            "working_seconds": self.working,
         }
 
 
 def _optimizer(setting: Setting, model: LanguageModel) -> Any:
     parameters = model.parameters()
-    if setting.method in ("dp-sgd", "sgd"):
+    if setting.kind in ("dp-sgd", "sgd"):
         return SGD(parameters, lr=setting.step_size)
-    if setting.method == "pasan":
+    if setting.kind == "pasan":
         return AdaptiveSGD(parameters, lr=setting.step_size)
     return Adagrad(parameters, lr=setting.step_size)
 
 
+def _know_words(texts: Texts, setting: Setting, model: LanguageModel, optimizer: Any) -> None:
+    """How frequent words are in public text: where biases start, how far rare words' rows go."""
+    counts = public_text(texts, setting).bincount(minlength=len(texts.vocabulary))
+    start_from_counts(model.decoder, counts)
+    damp_steps(optimizer, {model.decoder.weight: word_shares(counts)[:, None]})
+
+
 def _ellipsoid(setting: Setting, texts: Texts, folder: Path) -> dict[str, Tensor] | None:
-    if setting.method not in SHAPED:
+    if not setting.shaped:
         return None
     moments = public_moments(texts, setting, folder.parent)
-    return shaped_scales(moments, POWERS[setting.method])
+    return shaped_scales(moments, POWERS[setting.kind])
 
 
 def _head_start(optimizer: Any, steps: int) -> None:

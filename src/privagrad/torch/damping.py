@@ -1,0 +1,86 @@
+"""Smaller steps where gradients are mostly noise; any torch optimizer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+
+def damp_steps(optimizer: Optimizer, shares: Mapping[nn.Parameter, Tensor]) -> None:
+    """From now on every step moves these parameters only by a share of its length.
+
+    Private noise moves all coordinates alike, those that hardly any example touches as far as the
+    others. What is known of coordinates without looking at private data, such as how frequent
+    words are, can hold them back. Shares only follow what has been released: they cost no privacy.
+
+    Parameters
+    ----------
+    optimizer : torch.optim.Optimizer
+        Before `make_private`; SGD, Adagrad, Adam and all others that have torch's step hooks.
+    shares : mapping from parameters to tensors
+        Between 0 and 1, of the parameter's shape or one that broadcasts to it, such as
+        ``word_shares(counts)[:, None]`` for the rows of a decoder.
+    """
+    stepped = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    for parameter, share in shares.items():
+        if id(parameter) not in stepped:
+            raise ValueError(
+                "Expected shares for the optimizer's parameters, found a tensor of shape "
+                f"{tuple(parameter.shape)} that it does not have."
+            )
+        if not bool(((share >= 0) & (share <= 1)).all()):
+            raise ValueError("Expected shares between 0 and 1, found others.")
+        if not _broadcasts(share.shape, parameter.shape):
+            raise ValueError(
+                f"Expected shares that broadcast to {tuple(parameter.shape)}, found shape "
+                f"{tuple(share.shape)}: rows need share[:, None]."
+            )
+    before: dict[nn.Parameter, Tensor] = {}
+
+    def remember(*_: Any) -> None:
+        before.update({parameter: parameter.detach().clone() for parameter in shares})
+
+    @torch.no_grad()
+    def hold_back(*_: Any) -> None:
+        for parameter, share in shares.items():
+            moved = parameter - before[parameter]
+            parameter.copy_(before[parameter].addcmul_(moved, share.to(moved)))
+
+    optimizer.register_step_pre_hook(remember)
+    optimizer.register_step_post_hook(hold_back)
+
+
+def _broadcasts(shape: torch.Size, to: torch.Size) -> bool:
+    pairs = zip(reversed(shape), reversed(to), strict=False)
+    return len(shape) <= len(to) and all(size in (1, other) for size, other in pairs)
+
+
+def word_shares(counts: Tensor, damping: float = 1.0) -> Tensor:
+    """c / (c + damping · mean(c)): steps for the rows of words that occur c times in PUBLIC text.
+
+    The gradient of a word's row grows with its frequency, the noise does not: rows of rare words
+    are better left near their start.
+    """
+    counts = counts.double()
+    return (counts / (counts + damping * counts.mean())).float()
+
+
+@torch.no_grad()
+def start_from_counts(decoder: nn.Module, counts: Tensor) -> None:
+    """Give a layer before a softmax over words biases that are frequencies in PUBLIC text.
+
+    Each word counts once more than it occurs, so that words the text lacks keep a chance.
+    """
+    bias = getattr(decoder, "bias", None)
+    if not isinstance(bias, Tensor):
+        raise ValueError("Expected a layer with biases, found none.")
+    if bias.shape != counts.shape:
+        raise ValueError(
+            f"Expected one count for each of {bias.numel()} words, found {tuple(counts.shape)}."
+        )
+    likely = counts.double() + 1
+    bias.copy_((likely / likely.sum()).log())
