@@ -99,7 +99,7 @@ def texts(folder: Path) -> Texts:
     ["dp-sgd", "pagan", "pasan", "sgd", "dp-sgd+words", "pagan+words", "pasan+words"],
 )
 def test_every_method_learns_something(folder: Path, method: str, tmp_path: Path) -> None:
-    sizes = {"dp-sgd": 8.0, "pagan": 0.3, "pasan": 2.0, "sgd": 8.0}
+    sizes = {"dp-sgd": 8.0, "pagan": 0.3, "pasan": 0.05, "sgd": 8.0}
     step_size = sizes[method.removesuffix("+words")]
     setting = Setting(method, 8.0, step_size, epochs=3, batch_size=20, width=16)
     result = train(setting, texts(folder), tmp_path / "runs" / method)
@@ -119,7 +119,7 @@ def test_a_trial_has_the_noise_and_the_steps_of_its_run(folder: Path, tmp_path: 
     ]
     assert noise[1] == pytest.approx(noise[0], rel=1e-12)
     assert trial.optimizer.expected_batch_size == 5
-    assert (trial.steps, trial.factors) == (run.steps, run.factors)
+    assert (trial.steps, trial.lengths) == (run.steps, run.lengths)
     result = train(replace(setting, sample=5), data, tmp_path / "trial")
     assert result["noise_multiplier"] == run.optimizer.noise_multiplier
     assert result["epsilon_spent"] == math.inf  # a trial is not private, and says so

@@ -49,11 +49,11 @@ class Recipe:
 
 RECIPES = {
     "dp-sgd": Recipe(((3.0, 7.0, 250), (1.0, 6.0, 250), (0.5, 5.0, 250))),
-    "pasan": Recipe(((3.0, 180.0, 250), (1.0, 205.0, 250), (0.5, 220.0, 250)), power=0.5),
+    "pasan": Recipe(((3.0, 0.122, 250), (1.0, 0.14, 250), (0.5, 0.15, 250)), power=0.5),
     "pagan": Recipe(((3.0, 0.2, 250), (1.0, 0.22, 250), (0.5, 0.24, 250)), power=0.5),
-    "dp-sgd+words": Recipe(((3.0, 6.0, 500), (1.0, 4.0, 1000), (0.5, 3.0, 1000))),
-    "pasan+words": Recipe(((3.0, 180.0, 500), (1.0, 205.0, 1000), (0.5, 220.0, 1000)), power=0.5),
-    "pagan+words": Recipe(((3.0, 0.2, 500), (1.0, 0.22, 1000), (0.5, 0.24, 1000)), power=0.5),
+    "dp-sgd+words": Recipe(((3.0, 8.0, 500), (1.0, 4.0, 1000), (0.5, 3.0, 1000))),
+    "pasan+words": Recipe(((3.0, 0.122, 500), (1.0, 0.1, 1000), (0.5, 0.08, 1000)), power=0.5),
+    "pagan+words": Recipe(((3.0, 0.2, 500), (1.0, 0.16, 1000), (0.5, 0.14, 1000)), power=0.5),
     "sgd": Recipe(((math.inf, 30.0, 250),)),
     "adagrad": Recipe(((math.inf, 0.1, 250),), "constant", power=0.5),
 }
@@ -120,7 +120,11 @@ def settings_of(plan: Plan) -> list[Setting]:
                     seed=seed,
                 )
                 if plan.quick:
-                    setting = replace(setting, batch_size=50, width=32, epochs=min(plan.epochs, 2))
+                    size = recipe.step_size(epsilon, 250)
+                    epochs = min(plan.epochs, 2)
+                    setting = replace(
+                        setting, step_size=size, batch_size=50, width=32, epochs=epochs
+                    )
                 settings.append(setting)
     return settings
 

@@ -40,6 +40,7 @@ DELTA = 1e-5
 FLOOR = 2.0
 """Of the mean moment of a tensor: in embeddings a few hundred occurrences of a word."""
 
+_PAPERS_BATCH = 250
 _WARM = 0.1
 _HEAD = 1 / 16
 _TOGETHER = 320
@@ -64,6 +65,7 @@ class Setting:
     method: str
     epsilon: float
     step_size: float
+    """Of PASAN, the length of steps over the square root of the number of parameters."""
     radius: float = 0.5
     schedule: Schedule = "linear"
     epochs: int = 7
@@ -124,10 +126,11 @@ def public_moments(
     torch.manual_seed(0)
     model = LanguageModel(len(texts.vocabulary), setting.width)
     data = Sequences(public)
+    batch_size = min(setting.batch_size, _PAPERS_BATCH, len(data))
     private, optimizer, loader = PrivacyEngine().make_private(
         module=model,
         optimizer=SGD(model.parameters(), lr=8.0),
-        data_loader=DataLoader(data, min(setting.batch_size, len(data)), collate_fn=collate),
+        data_loader=DataLoader(data, batch_size, collate_fn=collate),
         noise_multiplier=0.6,
         max_grad_norm=0.5,
         random_state=0,
@@ -188,13 +191,15 @@ class _Training:
             self.steps = math.ceil(part * self.steps)
         self.loader: Any = DataLoader(data, taken, shuffle=True, collate_fn=collate)
         self.engine = PrivacyEngine()
-        self.begun, self.working = time.monotonic(), 0.0
+        self.begun = time.monotonic()
         done, self.curve, self.spent = _resumed(self.checkpoint)
         self.noise_multiplier = self._calibrated() if setting.private else 0.0
         if setting.private:
             self._make_private(_ellipsoid(setting, texts, folder), done, taken / self.batch)
         self.step = done * self.per_epoch
-        self.factors = _factors(setting.schedule, self.steps)
+        dim = sum(parameter.numel() for parameter in self.model.parameters())
+        length = setting.step_size * (math.sqrt(dim) if setting.kind == "pasan" else 1.0)
+        self.lengths = [length * factor for factor in _factors(setting.schedule, self.steps)]
         if setting.private:
             _head_start(self.optimizer, self.steps)
         if done:
@@ -224,12 +229,11 @@ class _Training:
         stop = min(self.step + self.per_epoch, self.steps)
         shown = self.curve[-1] if self.curve else math.nan
         cost = self.cost() if self.curve and report is not None else math.nan
-        self.working -= time.monotonic()
         while self.step < stop:
             with self._parts() as parts:
                 for words, targets in parts:
                     for group in self.optimizer.param_groups:
-                        group["lr"] = self.setting.step_size * self.factors[self.step]
+                        group["lr"] = self.lengths[self.step]
                     self.optimizer.zero_grad()
                     self.module(words, targets).backward()
                     self.optimizer.step()
@@ -238,7 +242,6 @@ class _Training:
                         break
                     if report is not None:
                         report(self.step, self.steps, shown, cost)
-        self.working += time.monotonic()
         self.curve.append(perplexity(self.model, self.texts.valid))
 
     def _parts(self) -> Any:
@@ -278,7 +281,6 @@ class _Training:
             "noise_multiplier": self.noise_multiplier,
             "steps_made": self.steps,
             "seconds": self.seconds(),
-            "working_seconds": self.working,
         }
 
 
