@@ -51,7 +51,7 @@ def candidates(recipe: Setting) -> list[Setting]:
     grid = [
         replace(recipe, step_size=recipe.step_size * s, radius=recipe.radius * r, schedule=kind)
         for s in STEP_FACTORS
-        for r in (RADIUS_FACTORS if recipe.private else (1.0,))
+        for r in RADIUS_FACTORS
         for kind in SCHEDULES
     ]
     others = [setting for setting in grid if setting != recipe]

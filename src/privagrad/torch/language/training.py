@@ -67,6 +67,7 @@ class Setting:
     step_size: float
     """Of PASAN, the length of steps over the square root of the number of parameters."""
     radius: float = 0.5
+    """The bound on every example's gradient; without privacy on their mean."""
     schedule: Schedule = "linear"
     epochs: int = 7
     batch_size: int = 250
@@ -236,6 +237,8 @@ class _Training:
                         group["lr"] = self.lengths[self.step]
                     self.optimizer.zero_grad()
                     self.module(words, targets).backward()
+                    if not self.setting.private:
+                        nn.utils.clip_grad_norm_(self.model.parameters(), self.setting.radius)
                     self.optimizer.step()
                     self.step += getattr(self.optimizer, "last_chunk", True)
                     if self.step == stop:
