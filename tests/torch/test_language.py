@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import hashlib
 import json
 import math
@@ -18,7 +19,7 @@ from privagrad.cli import app
 from privagrad.events import GaussianEvent
 from privagrad.experiments import downloads, language_tuning
 from privagrad.experiments import language_model as experiment
-from privagrad.experiments.language_tables import COLUMNS
+from privagrad.experiments.language_tables import COLUMNS, interval
 from privagrad.experiments.language_tuning import read_trials
 from privagrad.experiments.tuning import Rung, halve, ladder
 from privagrad.torch.language import training
@@ -130,6 +131,33 @@ def test_a_trial_has_the_noise_and_the_steps_of_its_run(folder: Path, tmp_path: 
     )
     assert plain.steps == math.ceil(run.steps / 8)
     assert plain.loader.batch_size == 40
+
+
+def test_trials_of_the_command_compare_shaped_noise_with_the_ball(
+    folder: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    command = ["reproduce", "table1", "--data-dir", str(folder), "--quick", "--epochs", "1"]
+    command += ["--public-dir", str(folder / "public"), "--out", str(out), "--epsilons", "3"]
+    done = CliRunner().invoke(app, [*command, "--methods", "dp-sgd,pasan", "--sample", "5"])
+    assert done.exit_code == 0, done.output
+    assert "against DP-SGD" not in (out / "table1.md").read_text()  # one seed has no interval
+    more = ["--methods", "dp-sgd,pasan", "--sample", "5", "--seeds", "2"]
+    assert CliRunner().invoke(app, [*command, *more]).exit_code == 0
+    with (out / "table1.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["epsilon_spent"] for row in rows] == ["inf"] * 4
+    seen = {(row["method"], row["seed"]): float(row["valid_perplexity"]) for row in rows}
+    rises = [100 * (seen["pasan", s] / seen["dp-sgd", s] - 1) for s in "01"]
+    table = (out / "table1.md").read_text()
+    assert f"PASAN against DP-SGD at epsilon 3: {sum(rises) / 2:+.1f} %" in table
+    assert "Not private" in table
+
+
+def test_intervals_are_students() -> None:
+    middle, half = interval([1.0, 2.0, 3.0])
+    assert middle == 2.0
+    assert half == pytest.approx(4.3027 / math.sqrt(3), rel=1e-4)
 
 
 def test_batches_in_parts_are_the_same_run(

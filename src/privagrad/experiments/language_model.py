@@ -69,6 +69,8 @@ class Plan:
     seeds: int = 1
     batch_size: int | None = None
     """None: each method's own."""
+    sample: int | None = None
+    """Trials of so many examples a step in place of runs."""
     quick: bool = False
     tuning_seconds: float = 0.0
     """To be shared by all methods and epsilons alike; 0: the recipes as they are."""
@@ -118,6 +120,7 @@ def settings_of(plan: Plan) -> list[Setting]:
                     epochs=plan.epochs,
                     batch_size=batch_size,
                     seed=seed,
+                    sample=plan.sample,
                 )
                 if plan.quick:
                     size = recipe.step_size(epsilon, 250)
@@ -183,7 +186,8 @@ def _digest(texts: Texts) -> str:
 def _name(setting: Setting) -> str:
     parts = [setting.method, f"{setting.epsilon:g}", f"{setting.epochs}x{setting.batch_size}"]
     parts += [f"{setting.step_size:g}", f"{setting.radius:g}", setting.schedule, f"{setting.width}"]
-    return "-".join([*parts, f"seed{setting.seed}"])
+    trial = [] if setting.sample is None else [f"trial{setting.sample}"]
+    return "-".join([*parts, f"seed{setting.seed}", *trial])
 
 
 @contextmanager
