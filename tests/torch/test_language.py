@@ -274,7 +274,7 @@ def test_recipes_grow_with_the_batch() -> None:
         (larger,) = experiment.settings_of(replace(plan, batch_size=4 * own.batch_size))
         assert own.batch_size == recipe.batch_size(3.0 if own.private else math.inf)
         assert larger.batch_size == 4 * own.batch_size
-        growth = 4.0 if own.kind in ("dp-sgd", "sgd") else 2.0
+        growth = {"dp-sgd": 4.0, "pasan": 1.0, "pagan": 1.0}.get(own.kind, 2.0)
         assert larger.step_size == pytest.approx(growth * own.step_size)
 
 

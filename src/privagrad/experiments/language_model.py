@@ -23,39 +23,40 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Recipe:
-    """What a method does unless it is tuned: (epsilon, step size at a batch of 250, batch size)."""
+    """What a method does unless it is tuned: (epsilon, batch size, step size at that batch)."""
 
-    sizes: tuple[tuple[float, float, int], ...]
+    sizes: tuple[tuple[float, int, float], ...]
     schedule: Schedule = "linear"
     power: float = 1.0
-    """Of the batch size, for the step size: larger batches make fewer steps, which must go as far;
-    those of adaptive methods fall with the square root anyway."""
+    """Of the batch size, for the step size: larger batches make fewer steps, which must go as far.
+    0 for steps that are measured by the noise of all steps before them."""
 
     @property
     def private(self) -> bool:
         return math.isfinite(self.sizes[0][0])
 
     def batch_size(self, epsilon: float) -> int:
-        return self._nearest(epsilon)[2]
+        return self._nearest(epsilon)[1]
 
     def step_size(self, epsilon: float, batch_size: int) -> float:
-        return self._nearest(epsilon)[1] * math.pow(batch_size / 250, self.power)
+        _, own, size = self._nearest(epsilon)
+        return size * math.pow(batch_size / own, self.power)
 
-    def _nearest(self, epsilon: float) -> tuple[float, float, int]:
+    def _nearest(self, epsilon: float) -> tuple[float, int, float]:
         if not self.private:
             return self.sizes[0]
         return min(self.sizes, key=lambda size: abs(math.log(size[0] / epsilon)))
 
 
 RECIPES = {
-    "dp-sgd": Recipe(((3.0, 7.0, 250), (1.0, 6.0, 250), (0.5, 5.0, 250))),
-    "pasan": Recipe(((3.0, 0.122, 250), (1.0, 0.14, 250), (0.5, 0.15, 250)), power=0.5),
-    "pagan": Recipe(((3.0, 0.2, 250), (1.0, 0.22, 250), (0.5, 0.24, 250)), power=0.5),
-    "dp-sgd+words": Recipe(((3.0, 8.0, 500), (1.0, 4.0, 1000), (0.5, 3.0, 1000))),
-    "pasan+words": Recipe(((3.0, 0.06, 500), (1.0, 0.035, 1000), (0.5, 0.03, 1000)), power=0.5),
-    "pagan+words": Recipe(((3.0, 0.12, 500), (1.0, 0.08, 1000), (0.5, 0.07, 1000)), power=0.5),
-    "sgd": Recipe(((math.inf, 30.0, 250),)),
-    "adagrad": Recipe(((math.inf, 0.1, 250),), "constant", power=0.5),
+    "dp-sgd": Recipe(((3.0, 250, 7.0), (1.0, 250, 6.0), (0.5, 250, 5.0))),
+    "pasan": Recipe(((3.0, 250, 0.122), (1.0, 250, 0.12), (0.5, 250, 0.1)), power=0.0),
+    "pagan": Recipe(((3.0, 250, 0.2), (1.0, 250, 0.22), (0.5, 250, 0.24)), power=0.0),
+    "dp-sgd+words": Recipe(((3.0, 500, 16.0), (1.0, 1000, 16.0), (0.5, 1000, 12.0))),
+    "pasan+words": Recipe(((3.0, 500, 0.085), (1.0, 1000, 0.07), (0.5, 1000, 0.06)), power=0.0),
+    "pagan+words": Recipe(((3.0, 500, 0.17), (1.0, 1000, 0.16), (0.5, 1000, 0.14)), power=0.0),
+    "sgd": Recipe(((math.inf, 25, 10.0),), power=0.5),
+    "adagrad": Recipe(((math.inf, 25, 0.05),), "constant", power=0.5),
 }
 
 
