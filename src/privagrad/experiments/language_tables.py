@@ -175,22 +175,16 @@ def _draw(stem: Path, rows: list[dict[str, Any]]) -> None:
     epsilons = sorted({r["epsilon"] for r in rows if math.isfinite(r["epsilon"])}, reverse=True)
     panels = epsilons or [math.inf]
     colours = dict(zip(LABELS, COLOURS, strict=False))
+    lines: dict[str, Any] = {}
     fig, grid = figure(len(panels), width=4.2 * len(panels), height=4.2)
     for axes, epsilon in zip(grid, panels, strict=True):
-        group = [row for row in rows if row["epsilon"] in (epsilon, math.inf)]
-        shown: set[str] = set()
-        for row in group:
+        for row in (row for row in rows if row["epsilon"] == epsilon):
             best = [min(row["valid_curve"][: k + 1]) for k in range(len(row["valid_curve"]))]
             rounds = [row["steps_made"] * k // len(best) for k in range(1, len(best) + 1)]
-            axes.plot(
-                rounds,
-                best,
-                color=colours[row["kind"]],
-                linestyle="--" if row["words"] else "-",
-                label=None if row["method"] in shown else _label(row),
+            (lines[_label(row)],) = axes.plot(
+                rounds, best, color=colours[row["kind"]], linestyle="--" if row["words"] else "-"
             )
-            shown.add(row["method"])
-        axes.set(title=f"epsilon = {epsilon:g}", xlabel="rounds", yscale="log")
+        axes.set(title=f"epsilon = {epsilon:g}", xlabel="rounds")
     grid[0].set_ylabel("least validation perplexity so far")
-    grid[-1].legend(frameon=False, fontsize="small")
+    grid[-1].legend(lines.values(), lines.keys(), frameon=False, fontsize="small")
     save(fig, stem)
