@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import nn
 from typer.testing import CliRunner
 
 from privagrad.accounting import PrivacyPlan
@@ -152,6 +153,15 @@ def test_trials_of_the_command_compare_shaped_noise_with_the_ball(
     table = (out / "table1.md").read_text()
     assert f"PASAN against DP-SGD at epsilon 3: {sum(rises) / 2:+.1f} %" in table
     assert "Not private" in table
+
+
+def test_without_privacy_the_mean_gradient_is_bounded(folder: Path, tmp_path: Path) -> None:
+    setting = Setting("sgd", math.inf, 1.0, radius=1e-3, epochs=1, batch_size=40, width=8)
+    run = training._Training(setting, texts(folder), tmp_path)
+    before = nn.utils.parameters_to_vector(run.model.parameters()).detach().clone()
+    run.epoch(None)
+    moved = nn.utils.parameters_to_vector(run.model.parameters()).detach() - before
+    assert 0 < float(moved.norm()) <= 1e-3 * sum(run.lengths) * 1.01
 
 
 def test_intervals_are_students() -> None:

@@ -124,7 +124,7 @@ def table1(
         int | None,
         typer.Option(
             min=1,
-            help="Expected examples of a step; step sizes grow with it. Default: the method's own.",
+            help="Expected examples of a step; SGD's step sizes grow with it. Default: its own.",
         ),
     ] = None,
     sample: Annotated[
