@@ -124,7 +124,8 @@ def table1(
         int | None,
         typer.Option(
             min=1,
-            help="Expected examples of a step; SGD's step sizes grow with it. Default: its own.",
+            help="Expected examples of a step; SGD's step sizes grow with it. Default: each "
+            "method's own.",
         ),
     ] = None,
     sample: Annotated[
