@@ -37,13 +37,6 @@ def focal(out: Tensor, y: Tensor) -> Tensor:
     return ((1 - torch.exp(-losses)) ** 2 * losses).mean()
 
 
-def one_by_one(out: Tensor, y: Tensor) -> Tensor:
-    total = torch.zeros(())
-    for row, label in zip(out, y, strict=True):
-        total = total + F.cross_entropy(row[None], label[None])
-    return total / len(y)
-
-
 def written_in_place(out: Tensor, y: Tensor) -> Tensor:
     shifted = out - out.max(1, keepdim=True)[0].detach()
     shifted *= 0.5
@@ -68,7 +61,6 @@ MEANS: dict[str, Loss] = {
     "scaled": lambda out, y: 7.0 * F.cross_entropy(out, y) / 3,
     "penalty on outputs": lambda out, y: F.cross_entropy(out, y) + 0.1 * out.square().mean(),
     "focal": focal,
-    "one by one": one_by_one,
     "in place": written_in_place,
 }
 
@@ -205,22 +197,6 @@ def test_heads(outputs: type) -> None:
 
     expected = looped(module, loss, FEATURES, LABELS, "ball", 0.5)
     assert_same(engine_sum(module, loss, FEATURES, LABELS, "ball", 0.5), expected)
-
-
-def test_modules_that_return_their_loss() -> None:
-    class Whole(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.out = nn.Linear(5, 3)
-
-        def forward(self, x: Tensor) -> dict[str, Tensor]:
-            out = self.out(x)
-            return {"loss": out.square().mean(), "logits": out}
-
-    torch.manual_seed(0)
-    module = Whole()
-    args = (lambda out, y: out["loss"], FEATURES, LABELS, "ball", 0.5)
-    assert_same(engine_sum(module, *args), looped(module, *args))
 
 
 @pytest.mark.parametrize("moment", ["before forward", "before backward", "module", "after step"])

@@ -83,6 +83,7 @@ class PrivacyEngine:
         noise_generator: torch.Generator | None = None,
         random_state: RandomState = None,
         grad_sample_mode: str = "hooks",
+        verify: bool = True,
     ) -> Private:
         """The private module, optimizer and data loader.
 
@@ -157,9 +158,13 @@ class PrivacyEngine:
             charge=charge, history=history,
         )  # fmt: skip
 
-        def announce(part: Part) -> None:
+        private = PrivateModule(module, tape, verify, loss_reduction)
+        private_optimizer.step_done = private.loss_guard.step_done
+
+        def announce(part: Part, batch: Any) -> Any:
             tape.drawn = part.size
             private_optimizer.begin_part(part.first, part.last)
+            return private.loss_guard.batch(batch, part.size)
 
         batches: Any = data_loader.batch_sampler
         refuse_repeats(data_loader, poisson_sampling)
@@ -167,7 +172,7 @@ class PrivacyEngine:
             rows = rows_of(data_loader)
             batches = PoissonBatches(rows, batch_size, source.sampler, processes)
         loader = PrivateLoader(data_loader, batches, announce, passes, max_physical_batch_size)
-        return PrivateModule(module, tape), private_optimizer, loader
+        return private, private_optimizer, loader
 
     def make_private_with_epsilon(
         self,

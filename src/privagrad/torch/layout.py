@@ -1,24 +1,22 @@
 """Where the examples are in the tensors that a module hands to its layers.
 
-Sizes alone do not tell: a batch of 35 sentences of 35 words is square. So the first batch is tried
-twice, in part and in half of that part: the dimension that halves is the examples', and
-what the common examples hold must be the same, or the module mixes examples.
+Sizes alone do not tell: a batch of 35 sentences of 35 words is square. So the layout of a tensor
+is learned by comparing it for a few examples with the same tensor for one of them alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.nn.utils.rnn import PackedSequence
-from torch.utils._pytree import tree_flatten, tree_map
+from torch import Tensor
+from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
+from torch.utils._pytree import tree_flatten, tree_unflatten
 
-TRIED = 8
-_CLOSE = 1e-3
+CLOSE = 1e-3
+"""How far two computations of the same number may differ, relative to the largest of its tensor."""
 
 
 @dataclass(frozen=True)
@@ -37,150 +35,158 @@ class Layout:
         last = tensor.shape[tensor.dim() - trailing :]
         if count == 0:
             return tensor.reshape(0, 1, *last)
-        return self.view(tensor, count).reshape(count, -1, *last)
+        return self.split(tensor, count).reshape(count, -1, *last)
 
-    def view(self, tensor: Tensor, count: int) -> Tensor:
-        """`tensor` with the examples first, in the same memory."""
+    def split(self, tensor: Tensor, count: int) -> Tensor:
+        """(count, *shape of the tensor for one example), in the same memory."""
         size = tensor.shape[self.axis]
-        split = (count, size // count) if self.together else (size // count, count)
-        unflat = tensor.unflatten(self.axis, split)
+        if size % count:
+            raise ValueError(
+                f"Expected as many rows for each of {count} examples, found {size} rows in "
+                f"dimension {self.axis} of shape {tuple(tensor.shape)}. Pad the examples to one "
+                "length, and mask what was padded."
+            )
+        parts = (count, size // count) if self.together else (size // count, count)
+        unflat = tensor.unflatten(self.axis, parts)
         return unflat.movedim(self.axis if self.together else self.axis + 1, 0)
+
+    def join(self, parts: Tensor) -> Tensor:
+        """The inverse of `split`."""
+        moved = parts.movedim(0, self.axis if self.together else self.axis + 1)
+        return moved.flatten(self.axis, self.axis + 1)
+
+    def numbers(self, shape: Sequence[int], count: int) -> Tensor:
+        """The number of the example at each place of a tensor of this shape."""
+        numbers = torch.empty(tuple(shape), dtype=torch.long)
+        parts = self.split(numbers, count)
+        own = torch.arange(count).reshape(-1, *[1] * (parts.dim() - 1))
+        parts.copy_(own.expand(parts.shape))
+        return numbers
 
 
 @dataclass(frozen=True)
-class Sighting:
-    """A tensor on its way into a layer, or out of the module."""
+class ObservedTensor:
+    """A tensor on its way into a layer, or out of the module; it has `leading` dimensions in
+    which the examples may be. `axis` is where they must be, for layers that cannot have them
+    elsewhere; `shared` tensors may be the same for all examples."""
 
     key: object
     name: str
     tensor: Tensor
     leading: int
+    axis: int | None = None
+    shared: bool = False
 
 
-def count_examples(args: Any, kwargs: Any, batch_first: bool) -> int:
-    """The size of the examples' dimension of the first tensor among the arguments."""
-    for value in (*args, *kwargs.values()):
-        if isinstance(value, PackedSequence):
-            return int(value.batch_sizes[0])
-        for leaf in tree_flatten(value)[0]:
-            if isinstance(leaf, Tensor) and leaf.dim() > 0:
-                return int(leaf.shape[0 if batch_first or leaf.dim() == 1 else 1])
-    raise ValueError("Expected a tensor among the module's inputs, found none.")
+class Mixed(ValueError):
+    """What a module computes for an example depends on the other examples of the batch."""
 
 
-def first_examples(inputs: Any, count: int, kept: int, batch_first: bool, all_of_them: bool) -> Any:
-    """The inputs of the first `kept` of `count` examples; `all_of_them`, or the first alone."""
-    axes = (0, 1) if batch_first else (1, 0)
-    done = False
+def learned_layout(
+    several: ObservedTensor, alone: Sequence[tuple[int, ObservedTensor]], count: int
+) -> Layout | None:
+    """The layout of a tensor seen for `count` examples, and for some of them alone by position.
 
-    def cut(leaf: Any) -> Any:
-        nonlocal done
-        if isinstance(leaf, Tensor) and (all_of_them or not done):
-            for axis in axes:
-                if leaf.dim() > axis and leaf.shape[axis] == count:
-                    done = True
-                    return leaf.narrow(axis, 0, kept)
-        return leaf
-
-    return tree_map(cut, inputs)
-
-
-def find_layouts(
-    run: Callable[[Any], list[Sighting]], inputs: Any, count: int, batch_first: bool
-) -> dict[object, Layout]:
-    """The layout of everything seen on the way of the first examples through a module.
-
-    Raises
-    ------
-    ValueError
-        Where what an example's rows hold depends on other examples, or where a layer with
-        trainable parameters works on no example at all.
+    None where it is the same for any number of examples.
     """
-    tried = min(count, TRIED)
-    for all_of_them in (True, False):
-        # A mask among the inputs may be as large as the batch without being of it.
-        most = first_examples(inputs, count, tried, batch_first, all_of_them)
-        some = first_examples(inputs, count, tried // 2, batch_first, all_of_them)
-        try:
-            whole, half = run(most), run(some)
-            break
-        except (RuntimeError, IndexError, ValueError, AssertionError):
-            continue
-    else:
-        return {}
-    if [s.key for s in whole] != [s.key for s in half]:
-        return {}
-    again: list[Sighting] | None = None
-    layouts = {}
-    for position, (a, b) in enumerate(zip(whole, half, strict=True)):
-        layout = _compare(a, b, tried, same=True)
-        if layout is None:
-            again = again or run(most)
-            if _same(a.tensor, again[position].tensor):
-                raise ValueError(
-                    f"Expected a module that treats every example by itself, found that {a.name} "
-                    "sees other values for an example when other examples are beside it. "
-                    "Statistics over the batch cannot be private: normalise each example by itself "
-                    "(GroupNorm, LayerNorm)."
-                )
-            layout = _compare(a, b, tried, same=False)
-        if layout is not None:
-            layouts[a.key] = layout
-    return layouts
-
-
-def _compare(a: Sighting, b: Sighting, count: int, same: bool) -> Layout | None:
-    half = count // 2
-    differing = [
-        axis
-        for axis in range(min(a.leading, b.tensor.dim()))
-        if a.tensor.shape[axis] != b.tensor.shape[axis]
-    ]
-    if not differing:
-        if a.leading == 0:
-            return Layout(0)
-        raise ValueError(
-            f"Expected {a.name} to work on the examples of the batch, found an input of shape "
-            f"{tuple(a.tensor.shape)} that is the same for every batch: its gradient cannot be "
-            "told apart by example. Repeat its input for every example, for instance with "
-            "expand(batch_size, ...)."
-        )
-    axis = differing[0]
-    if len(differing) > 1 or a.tensor.shape[axis] * half != b.tensor.shape[axis] * count:
+    single = alone[0][1].tensor
+    whole = several.tensor
+    sizes = list(zip(whole.shape, single.shape, strict=False))
+    differing = [axis for axis, (a, b) in enumerate(sizes) if a != b]
+    if whole.dim() == single.dim() and not differing:
         return None
-    rows = a.tensor.shape[axis] // count
-    for layout in (Layout(axis), Layout(axis, together=False))[: 2 if rows > 1 else 1]:
-        trailing = a.tensor.dim() - a.leading
-        kept = layout.arrange(a.tensor, count, trailing)[:half]
-        if not same or _same(kept, layout.arrange(b.tensor, half, trailing)):
-            return layout
-    return None
+    axis = differing[0] if differing else -1
+    if len(differing) == 1 and axis < several.leading and sizes[axis][0] == count * sizes[axis][1]:
+        rows = sizes[axis][1]
+        for layout in (Layout(axis), Layout(axis, together=False))[: 2 if rows > 1 else 1]:
+            parts = layout.split(whole, count)
+            if all(same(parts[position], one.tensor) for position, one in alone):
+                return layout
+    # A squeeze() may have taken the dimension of the single example away.
+    squeezed = whole.dim() == single.dim() + 1 and whole.shape[0] == count
+    if squeezed and all(same(whole[position], one.tensor) for position, one in alone):
+        return Layout(0)
+    raise Mixed(
+        f"Expected a module that treats every example by itself, found that {several.name} "
+        "sees other values for an example when other examples are beside it. Statistics over the "
+        "batch cannot be private: normalise each example by itself (GroupNorm, LayerNorm), keep "
+        "the examples in their order, and pad them to one length."
+    )
 
 
-def _same(a: Tensor, b: Tensor) -> bool:
+def same(a: Tensor, b: Tensor) -> bool:
+    """Equal up to rounding, relative to the largest number."""
     if a.shape != b.shape:
         return False
-    if not a.is_floating_point():
+    if not (a.is_floating_point() or a.is_complex()):
         return bool(torch.equal(a, b))
+    if not a.numel():
+        return True
+    tolerance = CLOSE if torch.finfo(a.dtype).eps < 1e-4 else 0.1
     a, b = a.double(), b.double()
-    close = (a - b).abs() <= _CLOSE * a.abs().max() if a.numel() else a == b
+    largest = a.masked_fill(~a.isfinite(), 0.0).abs().max()
+    close = (a - b).abs() <= tolerance * largest
     return bool((close | (a.isnan() & b.isnan()) | (a == b)).all())
 
 
-@contextmanager
-def undisturbed(module: nn.Module) -> Iterator[None]:
-    """Evaluation mode, without gradients; flags, buffers and random numbers as they were after."""
-    flags = [(m, m.training) for m in module.modules()]
-    buffers = [(buffer, buffer.clone()) for buffer in module.buffers()]
-    fast = torch.backends.mha.get_fastpath_enabled()
-    try:
-        with torch.random.fork_rng(), torch.no_grad():
-            module.eval()
-            torch.backends.mha.set_fastpath_enabled(False)
-            yield
-    finally:
-        torch.backends.mha.set_fastpath_enabled(fast)
-        for m, training in flags:
-            m.training = training
-        for buffer, before in buffers:
-            buffer.copy_(before)
+def count_examples(inputs: Any, batch_first: bool) -> int:
+    """The size of the examples' dimension of the first tensor among the inputs."""
+    for leaf in input_leaves(inputs)[0]:
+        if isinstance(leaf, PackedSequence):
+            return int(leaf.batch_sizes[0])
+        if isinstance(leaf, Tensor) and leaf.dim() > 0:
+            return int(leaf.shape[0 if batch_first or leaf.dim() == 1 else 1])
+    raise ValueError("Expected a tensor among the module's inputs, found none.")
+
+
+def input_leaves(inputs: Any) -> tuple[list[Any], Any]:
+    """The tensors and packed sequences among `inputs`, and the structure they stand in."""
+    return tree_flatten(inputs, is_leaf=lambda x: isinstance(x, PackedSequence))
+
+
+def possible_axes(leaves: list[Any], count: int, batch_first: bool) -> list[tuple[int | None, ...]]:
+    """Where the examples may be in each leaf, the likeliest first; None: nowhere.
+
+    The first leaf with a dimension of `count` examples has them for sure. Of the others, a mask may
+    be as large as the batch without being of it.
+    """
+    order = (0, 1) if batch_first else (1, 0)
+    choices: list[list[int | None]] = []
+    sure = False
+    for leaf in leaves:
+        if isinstance(leaf, PackedSequence):
+            fits: list[int | None] = [0]
+        elif isinstance(leaf, Tensor):
+            fits = [a for a in order if a < leaf.dim() and leaf.shape[a] == count]
+        else:
+            fits = []
+        choices.append(fits[:1] if fits and not sure else [*fits, None])
+        sure = sure or bool(fits)
+    first = tuple(options[0] for options in choices)
+    guesses = [first]
+    for place, options in enumerate(choices):
+        guesses += [(*first[:place], option, *first[place + 1 :]) for option in options[1:]]
+    # All other leaves together are nobody's.
+    alone = [options[0] if len(options) == 1 else None for options in choices]
+    return list(dict.fromkeys([*guesses, tuple(alone)]))
+
+
+def take(inputs: Any, axes: Sequence[int | None], examples: Sequence[int]) -> Any:
+    """The inputs of some examples alone."""
+    leaves, structure = input_leaves(inputs)
+    chosen = [
+        leaf if axis is None else _take(leaf, axis, examples)
+        for leaf, axis in zip(leaves, axes, strict=True)
+    ]
+    return tree_unflatten(chosen, structure)
+
+
+def _take(leaf: Any, axis: int, examples: Sequence[int]) -> Any:
+    if isinstance(leaf, PackedSequence):
+        padded, lengths = pad_packed_sequence(leaf, batch_first=True)
+        rows, own = padded[list(examples)], lengths[list(examples)]
+        rows = rows[:, : int(own.max())]
+        sorts = leaf.sorted_indices is not None
+        return pack_padded_sequence(rows, own, batch_first=True, enforce_sorted=not sorts)
+    index = torch.tensor(examples, device=leaf.device)
+    return leaf.detach().index_select(axis, index)

@@ -88,6 +88,7 @@ def linear_cross_entropy(
     root = torch.ones((), requires_grad=torch.is_grad_enabled())
     rows, aims = examples(x, 1), examples(targets, 0)
     loss: Tensor = _Fused.apply(tape, module, rows, aims, root, None)
+    tape.current.losses.append((loss, module.reduction))
     return loss
 
 

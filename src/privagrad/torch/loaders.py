@@ -24,7 +24,7 @@ from torch.utils.data import (
 from privagrad.sampling import poisson_batches
 from privagrad.torch.processes import Processes
 
-Announce = Callable[["Part"], None]
+Announce = Callable[["Part", Any], Any]
 
 
 @dataclass(frozen=True)
@@ -133,8 +133,7 @@ class PrivateLoader(DataLoader[Any]):
         for batch in super().__iter__():
             part = self._notes.popleft()
             self.passes.fresh = True
-            self.announce(part)
-            yield batch
+            yield self.announce(part, batch)
 
 
 class CollateAny:

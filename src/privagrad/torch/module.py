@@ -7,17 +7,15 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_flatten
 
+from privagrad.torch.guards.loss import LossGuard
+from privagrad.torch.guards.recorder import Recorder
+from privagrad.torch.guards.structure import tensors_of
+from privagrad.torch.guards.traced import untraced
+from privagrad.torch.guards.verification import ModuleGuard
 from privagrad.torch.layers import Layer, layer_of
-from privagrad.torch.layout import (
-    Sighting,
-    count_examples,
-    find_layouts,
-    undisturbed,
-)
-from privagrad.torch.tape import Tape
-from privagrad.torch.watch import Watch
+from privagrad.torch.layout import count_examples
+from privagrad.torch.tape import ForwardPass, Tape
 
 
 class PrivateModule(nn.Module):
@@ -25,14 +23,23 @@ class PrivateModule(nn.Module):
 
     Behaves as the module itself: attributes are its attributes. Only in training mode with
     gradients enabled does it record anything.
+
+    Parameters
+    ----------
+    verify : bool
+        Whether modules and losses are held to the definition of the per-example gradient. False:
+        someone else vouches for them.
     """
 
-    def __init__(self, module: nn.Module, tape: Tape) -> None:
+    def __init__(
+        self, module: nn.Module, tape: Tape, verify: bool = True, loss_reduction: str = "mean"
+    ) -> None:
         super().__init__()
         self._module = module
         self._tape = tape
-        self._watch = Watch(tape)
-        self._tried = False
+        tape.guarded = verify
+        self.guard = ModuleGuard(module, tape, verify)
+        self.loss_guard = LossGuard(tape, verify, loss_reduction)
         for child in _owners(module, tape):
             child.forward = Tapped(tape, child, layer_of(child))
         for name, parameter in tape.parameters.items():
@@ -43,41 +50,46 @@ class PrivateModule(nn.Module):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         tape = self._tape
         if not (self.training and torch.is_grad_enabled() and tape.parameters):
-            return self._module(*args, **kwargs)
+            return self._module(*untraced(args), **untraced(kwargs))
         self._refuse_changes()
-        count = count_examples(args, kwargs, tape.batch_first)
-        if not self._tried and count > 1:
-            self._try(args, kwargs, count)
-        with tape.passing(count):
-            outputs = self._module(*args, **kwargs)
-        return self._watch.outputs(outputs, count)
+        self.loss_guard.check_inputs((args, kwargs))
+        inputs = untraced((args, kwargs))
+        count = count_examples(inputs, tape.batch_first)
+        outputs, current = self._pass(inputs, count)
+        return self.loss_guard.outputs(outputs, current)
 
-    def _try(self, args: Any, kwargs: Any, count: int) -> None:
-        """Learn from a few examples where the examples are, and that they are kept apart."""
-        tape = self._tape
-
-        def run(inputs: Any) -> list[Sighting]:
-            tape.sightings = []
+    def _pass(self, inputs: Any, count: int) -> tuple[Any, ForwardPass]:
+        """A forward pass with the layouts that it has been seen to have."""
+        tape, guard = self._tape, self.guard
+        layouts = guard.prepare(inputs, count)
+        while True:
+            recorder = Recorder(count or 1, self._public)
+            before = [t._version for t in tensors_of(inputs)]
+            tape.recorder = recorder
             try:
-                with undisturbed(self._module):
-                    torch.manual_seed(0)
-                    kept = count_examples(inputs[0], inputs[1], tape.batch_first)
-                    with tape.passing(kept):
-                        outputs = self._module(*inputs[0], **inputs[1])
-                return tape.sightings + [
-                    Sighting(("output", i), "the module's output", leaf.detach(), leaf.dim())
-                    for i, leaf in enumerate(tree_flatten(outputs)[0])
-                    if isinstance(leaf, Tensor)
-                ]
+                with tape.passing(count, layouts) as current, recorder:
+                    outputs = self._module(*inputs[0], **inputs[1])
             finally:
-                tape.sightings = None
-
-        tape.layouts = find_layouts(run, (args, kwargs), count, tape.batch_first)
-        self._tried = True
+                tape.recorder = None
+            if [t._version for t in tensors_of(inputs)] != before:
+                raise RuntimeError(
+                    "Expected a module that leaves its inputs as they are, found that it changes "
+                    "them in place: the change would reach every other use of the batch."
+                )
+            if count:
+                layouts = guard.layouts(recorder.signature, recorder.volatile, inputs, count)
+                current.layouts = layouts
+            if not current.guessed_wrong:
+                return outputs, current
 
     def _parts(self) -> tuple[list[int], list[int]]:
         modules = [id(module) for module in self._module.modules()]
         return modules, [id(p) for p in self._module.parameters() if p.requires_grad]
+
+    @property
+    def _public(self) -> frozenset[int]:
+        """The module's own tensors, which hold nothing of the batch."""
+        return frozenset(map(id, (*self._module.parameters(), *self._module.buffers())))
 
     def _refuse_changes(self) -> None:
         if self._parts() == self._known:
@@ -123,9 +135,17 @@ class Tapped:
         self.tape, self.module, self.layer = tape, module, layer
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if self.tape.open:
-            return self.layer(self.tape, self.module, *args, **kwargs)
-        if self.tape.parameters and self.module.training and torch.is_grad_enabled():
+        tape = self.tape
+        if tape.open and tape.recorder is not None:
+            tape.recorder.note(str(id(self.module)), *args, *kwargs.values())
+            # What happens inside a layer is the layer's own affair.
+            with torch._C.DisableTorchFunction():
+                return self.layer(tape, self.module, *args, **kwargs)
+        if tape.open:
+            return self.layer(tape, self.module, *args, **kwargs)
+        if tape.plain:
+            return type(self.module).forward(self.module, *args, **kwargs)
+        if tape.parameters and self.module.training and torch.is_grad_enabled():
             raise RuntimeError(
                 f"Expected a call of the module that make_private returned, found a call of a "
                 f"{type(self.module).__name__} inside it: its gradients would not be private. "

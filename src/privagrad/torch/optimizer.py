@@ -63,6 +63,7 @@ class PrivateOptimizer(Optimizer):
         self.last_chunk = self._waits = True
         self.observe: Callable[[int, dict[str, list[Use]], float], None] | None = None
         self.non_finite = 0
+        self.step_done: Callable[[], None] = lambda: None
         self._source, self._processes, self._charge = source, processes, charge
         self._pool: ThreadPoolExecutor | None = None
         dim = sum(parameter.numel() for parameter in tape.parameters.values())
@@ -81,6 +82,7 @@ class PrivateOptimizer(Optimizer):
                 return loss
             self._release()
         self.original_optimizer.step()
+        self.step_done()
         return loss
 
     def begin_part(self, first: bool, last: bool) -> None:

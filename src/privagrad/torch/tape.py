@@ -10,10 +10,30 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from privagrad.torch.layout import Layout, Sighting
+from privagrad.torch.layout import Layout, ObservedTensor
 from privagrad.torch.uses import Use, separate
 
 Arrange = Callable[[Tensor, int], Tensor]
+Key = tuple[int, int]
+
+
+class ForwardPass:
+    """One forward pass: how many examples it has, and where they are at each layer.
+
+    Layouts may become known after the pass; what layers have used before is noted in `early`.
+    `losses` are those that layers have made of each example's own terms, with their reduction.
+    """
+
+    def __init__(self, count: int, layouts: dict[object, Layout | None]) -> None:
+        self.count, self.layouts = count, layouts
+        self.open = True
+        self.early: dict[object, Layout | None] = {}
+        self.losses: list[tuple[Tensor, str]] = []
+
+    @property
+    def guessed_wrong(self) -> bool:
+        """Whether a layer has used another layout than is known now."""
+        return any(self.layouts.get(key, used) != used for key, used in self.early.items())
 
 
 class Tape:
@@ -27,13 +47,14 @@ class Tape:
     def __init__(self, parameters: dict[str, nn.Parameter], batch_first: bool = True) -> None:
         self.parameters = parameters
         self.batch_first = batch_first
-        self.layouts: dict[object, Layout] = {}
-        self.open = False
+        self.open = self.plain = False
         self.drawn: int | None = None
-        self.sightings: list[Sighting] | None = None
+        self.observed: list[ObservedTensor] | None = None
+        self.guarded = self.loss_seen = False
+        self.recorder: Any = None
+        self.current = ForwardPass(0, {})
         self._names = {id(parameter): name for name, parameter in parameters.items()}
         self._calls: Counter[int] = Counter()
-        self._count = 0
         self.forget()
 
     def __deepcopy__(self, memo: Any) -> Tape:
@@ -53,19 +74,49 @@ class Tape:
         return any(id(parameter) in self._names for parameter in parameters)
 
     @contextmanager
-    def passing(self, count: int) -> Iterator[None]:
+    def passing(
+        self, count: int, layouts: dict[object, Layout | None] | None = None
+    ) -> Iterator[ForwardPass]:
         """A forward pass of `count` examples."""
-        self.open, self._count = True, count
+        self.current = ForwardPass(count, layouts or {})
+        self.open = True
         self._calls.clear()
+        try:
+            yield self.current
+        finally:
+            self.open = self.current.open = False
+
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """Passes that have nothing to do with the training, nor with what it has left so far."""
+        kept = dict(self.__dict__)
+        self.forget()
+        self.drawn, self.guarded = None, False
         try:
             yield
         finally:
-            self.open = False
+            self.__dict__.update(kept)
 
     @property
     def count(self) -> int:
         """How many examples the current forward pass has."""
-        return self._count
+        return self.current.count
+
+    def observe(
+        self,
+        module: nn.Module,
+        tensor: Tensor,
+        leading: int,
+        axis: int | None = None,
+        shared: bool = False,
+    ) -> Key:
+        """A tensor that goes into a layer or comes out of it; the key of its layout."""
+        self._calls[id(module)] += 1
+        key = (id(module), self._calls[id(module)])
+        if self.observed is not None:
+            name = type(module).__name__
+            self.observed.append(ObservedTensor(key, name, tensor.detach(), leading, axis, shared))
+        return key
 
     def examples(
         self, module: nn.Module, tensor: Tensor, trailing: int = 1, own: Layout | None = None
@@ -76,41 +127,36 @@ class Tape:
         shape (examples, rows of an example, trailing dimensions). `own` is for layers that know
         where their examples are, and cannot have them elsewhere.
         """
-        self._calls[id(module)] += 1
-        key = (id(module), self._calls[id(module)])
         leading = tensor.dim() - trailing
-        if self.sightings is not None:
-            name = type(module).__name__
-            self.sightings.append(Sighting(key, name, tensor.detach(), leading))
-        count = self._count
-        layout = self.layouts.get(key)
-        if layout is None and count > 1:
-            layout = own or Layout(0 if self.batch_first or leading < 2 else 1)
-            if leading == 0 or tensor.shape[layout.axis] != count:
-                if self.sightings is None:
+        key = self.observe(module, tensor, leading, None if own is None else own.axis)
+        current, shape, learning = self.current, tuple(tensor.shape), self.observed is not None
+        fallback = own or Layout(0 if self.batch_first or leading < 2 else 1)
+        name = type(module).__name__
+
+        def arrange(t: Tensor, n: int) -> Tensor:
+            layout = current.layouts.get(key)
+            if layout is None:
+                fits = leading > 0 and shape[fallback.axis] == current.count
+                if current.count > 1 and not fits and not (learning or current.open):
                     raise ValueError(
-                        f"Expected {count} examples in dimension {layout.axis} of the input of "
-                        f"{type(module).__name__}, found shape {tuple(tensor.shape)}. Keep the "
-                        "examples in the first dimension, or set batch_first."
+                        f"Expected {current.count} examples in dimension {fallback.axis} of the "
+                        f"input of {name}, found shape {shape}. Keep the examples in the first "
+                        "dimension, or set batch_first."
                     )
-                layout = Layout(0)
-        if own is not None and layout is not None and layout.axis != own.axis:
-            raise ValueError(
-                f"Expected the examples in dimension {own.axis} of the input of "
-                f"{type(module).__name__}, found them in dimension {layout.axis}: see batch_first."
-            )
-        chosen = layout or Layout(0)
-        return lambda t, n: chosen.arrange(t, count, n)
+                layout = fallback if fits else Layout(0)
+            if current.open:
+                current.early[key] = layout
+            return layout.arrange(t, current.count, n)
+
+        return arrange
 
     def tap(self, output: Tensor, uses: Callable[[Tensor], Iterable[Use]]) -> Tensor:
         """`output`, whose gradient will be handed to `uses` in the backward pass."""
         if not torch.is_grad_enabled() or not self.open:
             return output
-        if not output.requires_grad:
-            output = _Rooted.apply(output, torch.ones((), requires_grad=True))
-        count = self._count
-        output.register_hook(lambda gradient: self.receive(count, uses, gradient.detach()))
-        return output
+        root = torch.ones((), requires_grad=True)
+        tapped: Tensor = _Tap.apply(root, output, self, self.count, uses)
+        return tapped
 
     def receive(
         self, count: int, uses: Callable[[Tensor], Iterable[Use]], gradient: Tensor
@@ -122,6 +168,15 @@ class Tape:
 
     def _begin(self, count: int) -> None:
         backward = torch._C._current_graph_task_id()
+        if self.guarded and not self.loss_seen:
+            raise RuntimeError(
+                "Expected loss.backward() on a loss computed from the outputs of the private "
+                "module, found a backward pass that the engine has not seen the loss of "
+                "(torch.autograd.backward, a scripted loss, a loss kept as an attribute of the "
+                "module). Compute the loss from the module's outputs in Python and call its "
+                "backward(), or hand over the criterion: see PerExampleLoss. If you vouch for the "
+                "loss yourself, say verify=False to make_private."
+            )
         if self._backward is None:
             self._backward, self._examples = backward, count
             if self.drawn is not None and count != self.drawn:
@@ -171,14 +226,35 @@ class Tape:
         return count, {name: separate(uses) for name, uses in by_name.items()}
 
 
-class _Rooted(torch.autograd.Function):
-    """Makes an output part of the graph where none of its inputs needs a gradient."""
+class Saved:
+    """A tensor that a layer needs again in the backward pass, unchanged."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self._tensor, self._version = tensor.detach(), tensor._version
+
+    def __call__(self) -> Tensor:
+        if self._tensor._version != self._version:
+            raise RuntimeError(
+                f"Expected the input of a layer, of shape {tuple(self._tensor.shape)}, to stay as "
+                "it was until backward(), found it changed in place. Use the operation that "
+                "returns a new tensor instead (x = x + y for x += y)."
+            )
+        return self._tensor
+
+
+class _Tap(torch.autograd.Function):
+    """The identity, which tells the tape of the gradient.
+
+    Its result is no view of anything: whatever is done to it in place comes after it in the graph,
+    so that the gradient that arrives is always that of the layer's own output.
+    """
 
     @staticmethod
-    def forward(ctx: Any, output: Tensor, root: Tensor) -> Tensor:
-        ctx.mark_dirty(output)
-        return output
+    def forward(ctx: Any, root: Tensor, output: Tensor, tape: Tape, count: int, uses: Any) -> Any:
+        ctx.tape, ctx.count, ctx.uses = tape, count, uses
+        return output.detach()
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[None, None]:
-        return None, None
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        ctx.tape.receive(ctx.count, ctx.uses, gradient.detach())
+        return None, gradient if ctx.needs_input_grad[1] else None, None, None, None

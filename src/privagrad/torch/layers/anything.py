@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
+from privagrad.torch.layout import Layout
 from privagrad.torch.tape import Tape
 from privagrad.torch.uses import Direct, Use
 
@@ -17,36 +18,98 @@ from privagrad.torch.uses import Direct, Use
 def anything(tape: Tape, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
     """vmap over examples of the module as it is; autograd gives each example's own gradient.
 
-    The gradients of all examples exist at once: for large modules write a layer.
+    Which inputs and outputs have examples, and where, is learned beforehand; every example gets
+    what the module would get for it alone. The gradients of all examples exist at once: for
+    large modules write a layer.
     """
-    count = tape.count
     leaves, structure = tree_flatten((args, kwargs))
-    tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
-    if tensors:
-        tape.examples(module, tensors[0], tensors[0].dim() - 1)
-    mapped = [isinstance(x, Tensor) and x.dim() > 0 and x.shape[0] == count for x in leaves]
-    # The names by which the module was wrapped are in the way of a functional call.
     plain = type(module).forward
-    parameters = {
-        name: _own(tape, parameter, count) for name, parameter in module.named_parameters()
-    }
-
-    def one(own: dict[str, Tensor], values: list[Tensor]) -> Any:
-        given = iter(values)
-        filled = [next(given)[None] if m else x for m, x in zip(mapped, leaves, strict=True)]
-        a, k = tree_unflatten(filled, structure)
-        outputs = functional_call(
-            _Plain(module, plain), {f"module.{n}": p for n, p in own.items()}, a, k
-        )
-        return tree_map(lambda y: y[0], outputs)
-
-    if count == 0:
+    keys = [_observe(tape, module, leaf) for leaf in leaves]
+    if tape.observed is not None or tape.count == 0:
         with torch.no_grad():
             outputs = plain(module, *args, **kwargs)
+        for leaf in tree_flatten(outputs)[0]:
+            _observe(tape, module, leaf)
         return tree_map(lambda y: _rooted(tape, y), outputs)
-    chosen = [x for m, x in zip(mapped, leaves, strict=True) if m]
-    axes = (dict.fromkeys(parameters, 0), [0] * len(chosen))
-    return vmap(one, in_dims=axes, randomness="different")(parameters, chosen)
+
+    found = [_layout(tape, key, leaf) for key, leaf in zip(keys, leaves, strict=True)]
+    constants: list[Any] = []
+    forms: list[Any] = []
+
+    def one(own: dict[str, Tensor], values: list[Tensor]) -> list[Tensor]:
+        given = iter(values)
+        filled = [x if at is None else next(given) for at, x in zip(found, leaves, strict=True)]
+        a, k = tree_unflatten(filled, structure)
+        outputs, form = tree_flatten(
+            functional_call(
+                # The names by which the module was wrapped are in the way of a functional call.
+                _Plain(module, plain), {f"module.{n}": p for n, p in own.items()}, a, k
+            )
+        )  # fmt: skip
+        constants[:] = [None if isinstance(y, Tensor) else y for y in outputs]
+        forms[:] = [form]
+        return [y for y in outputs if isinstance(y, Tensor)]
+
+    parameters = {n: _own(tape, p, tape.count) for n, p in module.named_parameters()}
+    chosen = [
+        at.split(x, tape.count) for at, x in zip(found, leaves, strict=True) if at is not None
+    ]
+    results = iter(_one_by_one(one, parameters, chosen))
+    joined = [_joined(tape, module, next(results)) if c is None else c for c in constants]
+    return tree_unflatten(joined, forms[0])
+
+
+def _one_by_one(
+    one: Callable[..., list[Tensor]], parameters: dict[str, Tensor], values: list[Tensor]
+) -> list[Tensor]:
+    """The results of all examples, stacked."""
+    if not values:
+        raise ValueError(
+            "Expected a module with parameters of its own to work on the examples of the batch, "
+            "found inputs that are the same for every batch: its gradient cannot be told apart by "
+            "example. Give it an input that has the examples, for instance expanded to them."
+        )
+    axes = (dict.fromkeys(parameters, 0), [0] * len(values))
+    try:
+        stacked: list[Tensor] = vmap(one, in_dims=axes, randomness="different")(parameters, values)
+    except RuntimeError:
+        # Such as branches that depend on values, which vmap cannot take.
+        each = [
+            one({n: p[i] for n, p in parameters.items()}, [v[i] for v in values])
+            for i in range(len(values[0]))
+        ]
+        stacked = [torch.stack(parts) for parts in zip(*each, strict=True)]
+    return stacked
+
+
+def _observe(tape: Tape, module: nn.Module, leaf: Any) -> object:
+    return tape.observe(module, leaf, leaf.dim(), shared=True) if isinstance(leaf, Tensor) else None
+
+
+def _layout(tape: Tape, key: object, leaf: Any) -> Layout | None:
+    """Where the examples are in an input: as learned, else first."""
+    if not isinstance(leaf, Tensor):
+        return None
+    fits = leaf.dim() > 0 and leaf.shape[0] == tape.count
+    used = tape.current.layouts.get(key, Layout(0) if fits else None)
+    tape.current.early[key] = used
+    return used
+
+
+def _joined(tape: Tape, module: nn.Module, parts: Tensor) -> Tensor:
+    """An output of all examples, as the module itself would give it."""
+    key = tape.observe(module, parts, parts.dim(), shared=True)
+    used = tape.current.layouts.get(key, Layout(0))
+    tape.current.early[key] = used
+    if used is None or parts.dim() < 2:
+        if used is not None and parts.dim() == 1:
+            return parts
+        raise ValueError(
+            f"Expected outputs of {type(module).__name__} for each example, found one that is the "
+            "same for all: its gradient cannot be told apart by example. Expand it to the examples "
+            "inside the module."
+        )
+    return used.join(parts)
 
 
 def _rooted(tape: Tape, output: Any) -> Any:

@@ -13,7 +13,7 @@ from torch.nn.grad import conv1d_weight, conv2d_weight, conv3d_weight
 
 from privagrad.torch.layers._registry import frozen, layer
 from privagrad.torch.scales import Scale, accurate
-from privagrad.torch.tape import Tape
+from privagrad.torch.tape import Saved, Tape
 from privagrad.torch.uses import Direct, Use
 
 _WINDOWS = 2**20
@@ -57,12 +57,12 @@ def _padded(tape: Tape, module: Convolving, x: Tensor, padding: tuple[int, ...])
     y: Tensor = _CONVOLVE[dims](
         x, weight.detach(), frozen(bias), module.stride, padding, module.dilation, module.groups
     )
-    examples = tape.examples(module, x, dims + 1)
+    examples, saved = tape.examples(module, x, dims + 1), Saved(x)
 
     def uses(gradient: Tensor) -> Iterator[Use]:
         d = examples(gradient, dims + 1)
         if tape.trains(weight):
-            yield Convolution(weight, examples(x.detach(), dims + 1), d, geometry)
+            yield Convolution(weight, examples(saved(), dims + 1), d, geometry)
         if bias is not None and tape.trains(bias):
             yield Direct(bias, accurate(d).sum((1, *range(3, dims + 3))))
 
@@ -87,12 +87,12 @@ def transposed(
     y: Tensor = _TRANSPOSE[dims](
         x, weight.detach(), frozen(bias), stride, padding, extra, groups, dilation
     )
-    examples = tape.examples(module, x, dims + 1)
+    examples, saved = tape.examples(module, x, dims + 1), Saved(x)
 
     def uses(gradient: Tensor) -> Iterator[Use]:
         d = examples(gradient, dims + 1)
         if tape.trains(weight):
-            yield Convolution(weight, d, examples(x.detach(), dims + 1), geometry)
+            yield Convolution(weight, d, examples(saved(), dims + 1), geometry)
         if bias is not None and tape.trains(bias):
             yield Direct(bias, accurate(d).sum((1, *range(3, dims + 3))))
 

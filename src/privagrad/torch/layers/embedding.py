@@ -8,16 +8,16 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from privagrad.torch.layers._registry import layer
-from privagrad.torch.tape import Tape
+from privagrad.torch.tape import Saved, Tape
 from privagrad.torch.uses import Rows, Use
 
 
 @layer(nn.Embedding)
 def embedding(tape: Tape, module: nn.Embedding, index: Tensor) -> Tensor:
     y = F.embedding(index, module.weight.detach(), module.padding_idx)
-    examples = tape.examples(module, index, 0)
+    examples, saved = tape.examples(module, index, 0), Saved(index)
 
     def uses(gradient: Tensor) -> Iterator[Use]:
-        yield Rows(module.weight, examples(index, 0), examples(gradient, 1), module.padding_idx)
+        yield Rows(module.weight, examples(saved(), 0), examples(gradient, 1), module.padding_idx)
 
     return tape.tap(y, uses)

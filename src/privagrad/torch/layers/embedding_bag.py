@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from privagrad.torch.layers._registry import layer
 from privagrad.torch.scales import accurate
-from privagrad.torch.tape import Tape
+from privagrad.torch.tape import Saved, Tape
 from privagrad.torch.uses import Rows, Use
 
 
@@ -34,12 +34,12 @@ def embedding_bag(
         per_sample_weights=per_sample_weights,
         padding_idx=module.padding_idx,
     )
-    examples = tape.examples(module, index, 1)
+    examples, saved = tape.examples(module, index, 1), Saved(index)
 
     def uses(gradient: Tensor) -> Iterator[Use]:
-        shares = _shares(module, index, per_sample_weights)
+        shares = _shares(module, saved(), per_sample_weights)
         each = examples(accurate(gradient), 1)[:, :, None] * examples(shares, 2)
-        tokens = examples(index, 1)
+        tokens = examples(saved(), 1)
         yield Rows(
             module.weight, tokens.flatten(1), each.flatten(1, 2), module.padding_idx
         )  # fmt: skip

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from privagrad.torch.layers._registry import frozen, layer
-from privagrad.torch.tape import Tape
+from privagrad.torch.tape import Saved, Tape
 from privagrad.torch.uses import ALL, Direct, Outer, Use
 
 
@@ -29,12 +29,12 @@ def projected(
     w, b = frozen(weight), frozen(bias)
     assert w is not None
     y = F.linear(x, w[part], None if b is None else b[part])
-    examples = tape.examples(module, x)
+    examples, saved = tape.examples(module, x), Saved(x)
 
     def uses(gradient: Tensor) -> Iterator[Use]:
         d = examples(gradient, 1)
         if tape.trains(weight):
-            yield Outer(weight, examples(x.detach(), 1), d, part)
+            yield Outer(weight, examples(saved(), 1), d, part)
         if bias is not None and tape.trains(bias):
             yield Direct(bias, d.sum(1), part)
 

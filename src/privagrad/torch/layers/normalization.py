@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from privagrad.torch.layers._registry import frozen, layer
 from privagrad.torch.scales import accurate
-from privagrad.torch.tape import Arrange, Tape
+from privagrad.torch.tape import Arrange, Saved, Tape
 from privagrad.torch.uses import Direct, Use
 
 Normalize = Callable[[Tensor, Tensor | None, Tensor | None], Tensor]
@@ -21,10 +21,10 @@ Normalize = Callable[[Tensor, Tensor | None, Tensor | None], Tensor]
 def layer_norm(tape: Tape, module: nn.LayerNorm, x: Tensor) -> Tensor:
     gain, shift, shape = module.weight, module.bias, list(module.normalized_shape)
     y, mean, rate = torch.native_layer_norm(x, shape, frozen(gain), frozen(shift), module.eps)
-    mean, rate = mean.detach(), rate.detach()
+    mean, rate, saved = mean.detach(), rate.detach(), Saved(x)
 
     def normalized() -> Tensor:
-        return (x.detach() - mean).mul_(rate)
+        return (saved() - mean).mul_(rate)
 
     return _over_rows(tape, module, x, y, normalized, len(shape), gain, shift)
 
@@ -33,9 +33,10 @@ def layer_norm(tape: Tape, module: nn.LayerNorm, x: Tensor) -> Tensor:
 def rms_norm(tape: Tape, module: nn.RMSNorm, x: Tensor) -> Tensor:
     shape = list(module.normalized_shape)
     y = F.rms_norm(x, shape, frozen(module.weight), module.eps)
+    saved = Saved(x)
 
     def normalized() -> Tensor:
-        return F.rms_norm(x.detach(), shape, None, module.eps)
+        return F.rms_norm(saved(), shape, None, module.eps)
 
     return _over_rows(tape, module, x, y, normalized, len(shape), module.weight, None)
 
@@ -94,12 +95,12 @@ def _over_channels(
     """A gain and a shift for each channel of x (b, channels, ...)."""
     y = normalize(x, frozen(module.weight), frozen(module.bias))
     trailing = x.dim() - 1
-    examples = tape.examples(module, x, trailing)
+    examples, saved = tape.examples(module, x, trailing), Saved(x)
     others = (1, *range(3, x.dim() + 1))
 
     def uses(gradient: Tensor) -> Iterator[Use]:
         d = examples(gradient, trailing)
-        again = partial(_arranged, partial(normalize, x.detach(), None, None), examples, trailing)
+        again = partial(_arranged, partial(normalize, saved(), None, None), examples, trailing)
         yield from _of_both(tape, module.weight, module.bias, d, again, others)
 
     return tape.tap(y, uses)

@@ -77,7 +77,9 @@ def recurrent(
             f"{tuple(inputs.shape)}: give a single sequence a batch dimension of 1."
         )
     own = Layout(0 if module.batch_first else 1)
-    tape.examples(module, inputs, own=own)
+    # Packed sequences have lengths of their own: what is padded depends on the longest.
+    if packed is None:
+        tape.examples(module, inputs, own=own)
     x = inputs.transpose(0, 1) if module.batch_first else inputs
     before = _states(module, kind, x, before, packed)
     both = ("", "_reverse") if module.bidirectional else ("",)

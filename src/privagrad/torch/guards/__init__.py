@@ -1,0 +1,1 @@
+"""What the engine checks while it trains: modules, inputs and losses that keep examples apart."""

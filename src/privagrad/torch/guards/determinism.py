@@ -1,0 +1,126 @@
+"""Runs of a module that can be compared: no random numbers, and nothing left behind."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+_CONSTANT = 0.5
+_DROPOUT_OF_ATTENTION = 10
+
+
+class Deterministic(TorchFunctionMode):
+    """Random functions return the same for every example, whatever else is in the batch.
+
+    Dropout keeps everything, random numbers are constants, permutations move everything by one.
+    """
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        name = getattr(func, "__name__", "")
+        if (replaced := _REPLACED.get(name)) is not None:
+            return replaced(func, args, kwargs)
+        return func(*args, **kwargs)
+
+
+def _unchanged(func: Any, args: Any, kwargs: Any) -> Any:
+    return args[0] if args else kwargs["input"]
+
+
+def _constant(func: Any, args: Any, kwargs: Any) -> Any:
+    drawn = func(*args, **kwargs)
+    with torch.no_grad():
+        return drawn.fill_(_CONSTANT) if drawn.is_floating_point() else drawn.fill_(1)
+
+
+def _by_one(func: Any, args: Any, kwargs: Any) -> Any:
+    drawn = func(*args, **kwargs)
+    return torch.arange(len(drawn), dtype=drawn.dtype, device=drawn.device).roll(1)
+
+
+def _likeliest(func: Any, args: Any, kwargs: Any) -> Any:
+    drawn = func(*args, **kwargs)
+    probabilities = args[0] if args else kwargs["input"]
+    return probabilities.argmax(-1, keepdim=True).expand_as(drawn).contiguous()
+
+
+def _without_dropout(func: Any, args: Any, kwargs: Any) -> Any:
+    """Fused recurrent layers and attention: their only number between 0 and 1 is the dropout."""
+    if "dropout_p" in kwargs:
+        kwargs = kwargs | {"dropout_p": 0.0}
+    place = _DROPOUT_OF_ATTENTION if func is F.multi_head_attention_forward else None
+    args = tuple(
+        0.0 if isinstance(x, float) and place in (None, i) else x for i, x in enumerate(args)
+    )
+    return func(*args, **kwargs)
+
+
+def _at_rest(func: Any, args: Any, kwargs: Any) -> Any:
+    return F.leaky_relu(args[0] if args else kwargs["input"], 11 / 48)
+
+
+def _softmax(func: Any, args: Any, kwargs: Any) -> Any:
+    return (args[0] if args else kwargs["logits"]).softmax(kwargs.get("dim", -1))
+
+
+_Replacement = Callable[[Any, Any, Any], Any]
+_REPLACED: dict[str, _Replacement] = {
+    **dict.fromkeys(
+        ("dropout", "dropout_", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout",
+         "alpha_dropout_", "feature_dropout", "feature_dropout_", "feature_alpha_dropout",
+         "feature_alpha_dropout_", "native_dropout"),
+        _unchanged,
+    ),
+    **dict.fromkeys(
+        ("rand", "randn", "rand_like", "randn_like", "randint", "randint_like", "normal",
+         "normal_", "uniform_", "random_", "exponential_", "cauchy_", "geometric_", "log_normal_",
+         "bernoulli", "bernoulli_", "poisson"),
+        _constant,
+    ),
+    "randperm": _by_one,
+    "multinomial": _likeliest,
+    **dict.fromkeys(
+        ("lstm", "gru", "rnn_tanh", "rnn_relu", "scaled_dot_product_attention",
+         "multi_head_attention_forward"),
+        _without_dropout,
+    ),
+    **dict.fromkeys(("rrelu", "rrelu_"), _at_rest),
+    "gumbel_softmax": _softmax,
+}  # fmt: skip
+
+
+@contextmanager
+def undisturbed(module: nn.Module) -> Iterator[dict[str, Tensor]]:
+    """A deterministic run, after which buffers and random numbers are as they were before.
+
+    Yields a dictionary that holds, afterwards, what the run has written into buffers.
+    """
+    buffers = {name: (buffer, buffer.clone()) for name, buffer in module.named_buffers()}
+    of_python, of_numpy = random.getstate(), np.random.get_state()  # noqa: NPY002
+    written: dict[str, Tensor] = {}
+    try:
+        with torch.random.fork_rng(), Deterministic():
+            torch.manual_seed(0)
+            random.seed(0)
+            np.random.seed(0)  # noqa: NPY002
+            yield written
+    finally:
+        random.setstate(of_python)
+        np.random.set_state(of_numpy)  # noqa: NPY002
+        with torch.no_grad():
+            now = dict(module.named_buffers())
+            for name, (buffer, before) in buffers.items():
+                if now.get(name) is not buffer or not torch.equal(buffer, before):
+                    written[name] = now.get(name, before).clone()
+                buffer.copy_(before)
+                if now.get(name) is not buffer:
+                    owner, _, own = name.rpartition(".")
+                    module.get_submodule(owner)._buffers[own] = buffer

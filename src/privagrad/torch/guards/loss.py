@@ -1,0 +1,358 @@
+"""The loss is held to its definition: that of each example alone, and a mean or sum of these.
+
+The engine does not see the criterion. So the batch that the data loader draws and the outputs of
+the private module are traced tensors; before a backward pass the trace of the loss is run again, on
+a few examples, on each of them alone, and with other examples beside them.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from privagrad.torch.guards.determinism import Deterministic
+from privagrad.torch.guards.means import mean_of_own_means
+from privagrad.torch.guards.owners import owners_of
+from privagrad.torch.guards.separation import (
+    BROKEN,
+    EXAMPLES,
+    constant_layouts,
+    depends_on_others,
+    mixing_in,
+)
+from privagrad.torch.guards.structure import map_tensors, tensors_of
+from privagrad.torch.guards.trace import (
+    FromBatch,
+    Leaf,
+    Output,
+    Owners,
+    SeparateLoss,
+    TraceNode,
+    history,
+    keeps_rows,
+    row_layouts,
+    rows_stay_whole,
+    signature,
+)
+from privagrad.torch.guards.traced import TracedTensor
+from privagrad.torch.guards.verification import UnverifiedError
+from privagrad.torch.layout import Layout
+from privagrad.torch.tape import ForwardPass, Tape
+
+_ADVICE = (
+    "Compute the loss of each example by itself and take the mean or the sum; or hand over the "
+    "criterion, which is then evaluated example by example: see PerExampleLoss."
+)
+
+
+class LossGuard:
+    """Follows the batch and the outputs of one private module to the loss."""
+
+    def __init__(self, tape: Tape, verify: bool = True, reduction: str = "mean") -> None:
+        self.tape, self.verify, self.reduction = tape, verify, reduction
+        self.checks = 0
+        self._losses: dict[int, int] = {}
+        self._of_outputs: list[TraceNode] = []
+        self._of_batch: list[TraceNode] = []
+        self._numbers: dict[float, TraceNode] = {}
+        self._lost: list[Tensor] = []
+        self._owners: dict[tuple[int, int], Owners] = {}
+        self._batch_is_known = False
+
+    def __deepcopy__(self, memo: Any) -> LossGuard:
+        return LossGuard(Tape({}), False)
+
+    def batch(self, batch: Any, count: int) -> Any:
+        """The tensors of a batch of `count` examples, traced."""
+        for node in self._of_batch:
+            node.forget()
+        self._of_batch.clear()
+        self._numbers.clear()
+        self._lost.clear()
+        if not self.verify:
+            return batch
+
+        def traced(tensor: Tensor) -> Tensor:
+            layout = next(row_layouts(tensor.shape, count), None) if count else Layout(0)
+            return TracedTensor.of(tensor, FromBatch(tensor, count, layout, False), self)
+
+        return map_tensors(traced, batch)
+
+    def outputs(self, outputs: Any, current: ForwardPass) -> Any:
+        """The module's outputs, traced."""
+        places = itertools.count()
+        losses = [loss for loss, _ in current.losses]
+
+        def traced(tensor: Tensor) -> Tensor:
+            place = next(places)
+            values = tensor.detach()
+            if any(tensor is loss for loss in losses):
+                node: Leaf = SeparateLoss(values, current.count)
+            else:
+                layout = current.layouts.get(("output", place), Layout(0))
+                if tensor.dim() == 0 or (layout and not _fits(tensor, layout, current.count)):
+                    layout = None
+                node = Output(values, current.count, layout, tensor.requires_grad)
+            return TracedTensor.of(tensor, node, self)
+
+        return map_tensors(traced, outputs)
+
+    def separate_loss(self, loss: Tensor, count: int) -> Tensor:
+        """A loss that was computed example by example, traced."""
+        return TracedTensor.of(loss, SeparateLoss(loss.detach(), count), self)
+
+    def node(self, made: Any, place: int, written: bool, graded: bool) -> TraceNode:
+        """A new node, which lives as long as the batch it was computed from."""
+        node = TraceNode(made, place, written, graded)
+        if any(source.stale for source in node.sources):
+            node.forget()
+        else:
+            (self._of_outputs if node.of_outputs else self._of_batch).append(node)
+        return node
+
+    def escaped(self, number: Any, node: TraceNode | None) -> None:
+        """A number of the batch that Python knows now."""
+        if isinstance(number, int | float) and not isinstance(number, bool) and node is not None:
+            self._numbers[float(number)] = node
+
+    def lost(self, tensor: Tensor) -> None:
+        """A tensor into which something of the batch was written."""
+        self._lost.append(tensor)
+
+    def step_done(self) -> None:
+        """A step has been made: what was computed from its outputs is of an earlier model."""
+        for node in self._of_outputs:
+            node.forget()
+        self._of_outputs.clear()
+
+    def owners(self, node: TraceNode, table: Tensor) -> Owners | None:
+        """Of which example each row of `table` (rows, classes, ...) is; None if it is unclear."""
+        steps = history(node)
+        leaves = [step for step in steps if isinstance(step, Output)]
+        if len(leaves) != 1 or leaves[0].layout is None:
+            return None
+        leaf, layout = leaves[0], leaves[0].layout
+        if rows_stay_whole(node, table.shape):
+            numbers = layout.numbers(leaf.values.shape[:-1], leaf.count).reshape(-1)
+            return Owners(numbers.to(table.device), leaf.count)
+        # Masks change with the batch, and with them the rows.
+        fixed = not any(isinstance(s, FromBatch) for s in steps) and not any(
+            isinstance(c, Tensor) for s in steps for c in s.constants
+        )
+        key = (signature(steps, leaf.count), leaf.count)
+        if not fixed or key not in self._owners:
+            found = owners_of(steps, leaf)
+            if found is None:
+                return None
+            self._owners = (
+                {**self._owners, key: Owners(found, leaf.count)}
+                if fixed
+                else {key: Owners(found, leaf.count)}
+            )
+        return self._owners[key]
+
+    @contextmanager
+    def backward_of(self, loss: TracedTensor) -> Iterator[None]:
+        """The backward pass of a loss, which has been checked."""
+        with torch._C.DisableTorchFunctionSubclass():
+            if self.verify:
+                self._check(loss)
+            # Let go of everything the loss was computed from.
+            self.step_done()
+        self.tape.loss_seen = True
+        try:
+            yield
+        finally:
+            self.tape.loss_seen = False
+
+    def check_inputs(self, inputs: Any) -> None:
+        """Refuse inputs of the module whose rows hold something of other examples of the batch."""
+        self._batch_is_known = any(isinstance(t, TracedTensor) for t in tensors_of(inputs))
+        for tensor in tensors_of(inputs):
+            node = getattr(tensor, "node", None)
+            if not self.verify or node is None or isinstance(node, FromBatch):
+                continue
+            steps = history(node)
+            self._refuse_unknown(steps)
+            self._if_due(
+                steps, lambda s: self._refuse_moving_rows([s[-1]], "an input of the module")
+            )
+
+    def _check_input(self, steps: list[TraceNode]) -> None:
+        self._refuse_moving_rows(steps[-1:], "an input of the module")
+
+    def _check(self, loss: TracedTensor) -> None:
+        steps = history(loss.node)
+        counts = {s.count for s in steps if isinstance(s, Output | SeparateLoss)}
+        if counts == {0}:
+            return
+        if not counts or loss.node is None:
+            raise UnverifiedError(f"Expected a loss of the module's outputs, found none. {_ADVICE}")
+        if loss.numel() != 1:
+            raise UnverifiedError(
+                f"Expected a loss that is one number, found shape {tuple(loss.shape)}. {_ADVICE}"
+            )
+        self._refuse_unknown(steps)
+        # Passes of different sizes are refused in the backward pass.
+        if len(counts) == 1 and counts != {1}:
+            self._if_due(steps, self._check_trace)
+
+    def _if_due(self, steps: list[TraceNode], check: Any) -> None:
+        """At steps 1, 2, 4, 8, ... of the same trace; a new one is always due."""
+        leaves = [s for s in steps if isinstance(s, Leaf)]
+        key = signature(steps, max(1, max(leaf.count for leaf in leaves)))
+        seen = self._losses[key] = self._losses.get(key, 0) + 1
+        if not seen & (seen - 1):
+            self.checks += 1
+            check(steps)
+
+    def _refuse_unknown(self, steps: list[TraceNode]) -> None:
+        """Refuse what cannot be run again for some examples alone."""
+        for step in steps:
+            if step.stale:
+                raise UnverifiedError(
+                    "Expected a loss of this batch alone, found in it something computed from an "
+                    f"earlier batch or step, which is not protected. {_ADVICE}"
+                )
+            if isinstance(step, Output) and step.layout is None:
+                raise UnverifiedError(
+                    "Expected outputs of the module that have the examples in one dimension, found "
+                    f"one of shape {tuple(step.values.shape)} in the loss: whether a module that "
+                    "returns its own loss keeps examples apart cannot be seen. Return the outputs "
+                    f"and compute the loss from them. {_ADVICE}"
+                )
+            if isinstance(step, FromBatch) and step.layout is None:
+                raise UnverifiedError(
+                    f"Expected tensors of the batch with one row for each of {step.count} "
+                    f"examples, found shape {tuple(step.values.shape)} in the loss. {_ADVICE}"
+                )
+            for constant in step.constants:
+                if not isinstance(constant, Tensor):
+                    continue
+                if constant.grad_fn is not None:
+                    raise UnverifiedError(
+                        "Expected a loss of the module's outputs, found in it a tensor with a "
+                        "gradient that is not computed from them (an attribute of the module, a "
+                        "penalty on its parameters): its examples cannot be told apart. Return it "
+                        "from the module, row by row; leave penalties to the optimizer's "
+                        f"weight_decay. {_ADVICE}"
+                    )
+                if not self._batch_is_known and constant.numel() == 1 and float(constant) != 0:
+                    raise UnverifiedError(
+                        "Expected single numbers in the loss whose origin is known, found a tensor "
+                        "that may have been computed from the batch (a count, a normaliser). Take "
+                        "batches from the data loader that make_private returned, so that the "
+                        f"engine can follow them, or make it a Python number. {_ADVICE}"
+                    )
+                if any(constant is lost for lost in self._lost):
+                    raise UnverifiedError(
+                        "Expected tensors that are computed from the batch by functions, found one "
+                        f"into which parts of it were written in place. {_ADVICE}"
+                    )
+
+    def _check_trace(self, steps: list[TraceNode]) -> None:
+        """Refuse a loss in which an example's gradient depends on other examples."""
+        leaves = [s for s in steps if isinstance(s, Leaf)]
+        self._refuse_moving_rows(_sides(steps), "the loss")
+        self._refuse_numbers(steps)
+        if _is_mean_of_rows(steps):
+            return
+        count = max(leaf.count for leaf in leaves)
+        problem: Exception | None = None
+        examples = sorted(random.Random().sample(range(count), min(count, EXAMPLES)))
+        with Deterministic(), torch.random.fork_rng():
+            for axes in constant_layouts(steps, count):
+                try:
+                    found = mixing_in(steps, leaves, count, examples, axes, self.reduction)
+                except BROKEN as error:
+                    problem = problem or error
+                    continue
+                if not found:
+                    return
+                problem = problem if isinstance(problem, UnverifiedError) else _mixing(found)
+        if isinstance(problem, UnverifiedError):
+            raise problem
+        raise UnverifiedError(
+            "Expected a loss that is a sum or a mean over examples and can be computed for some "
+            f"of them alone, found one that cannot: {type(problem).__name__}: {problem}. {_ADVICE}"
+        ) from problem
+
+    def _refuse_moving_rows(self, nodes: list[TraceNode], where: str) -> None:
+        """Refuse values whose rows for some examples change with other examples."""
+        for node in nodes:
+            mixed = depends_on_others(node)
+            if mixed is None:
+                raise UnverifiedError(
+                    f"Expected {where} to be computed from values that can be computed for some "
+                    f"examples alone, found one of {node.name}() that cannot. {_ADVICE}"
+                )
+            if mixed:
+                raise UnverifiedError(
+                    f"Expected {where} to be a sum or a mean over examples, found in it a value of "
+                    f"{node.name}() that depends on several examples of the batch (a count, a "
+                    "normaliser, a mixture, another order): the gradient of an example would "
+                    f"change with the others. {_ADVICE}"
+                )
+
+    def _refuse_numbers(self, steps: list[TraceNode]) -> None:
+        """Refuse numbers in a loss that Python has taken from the batch."""
+        for step in steps:
+            for value in step.constants:
+                if _telling(value) and (source := self._numbers.get(float(value))) is not None:
+                    self._refuse_moving_rows([source], f"the number {value} in the loss")
+
+
+def _fits(tensor: Tensor, layout: Layout, count: int) -> bool:
+    return tensor.dim() > layout.axis and (not count or tensor.shape[layout.axis] % count == 0)
+
+
+def _telling(value: Any) -> bool:
+    """Whether a constant is unlikely to equal a number of the batch by chance."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or value != value:
+        return False
+    return abs(value) > 8 if float(value).is_integer() else len(repr(value).strip("0.-")) > 4
+
+
+def _mixing(reason: str) -> UnverifiedError:
+    return UnverifiedError(
+        f"Expected a loss that is a sum or a mean over examples, found one in which {reason}: no "
+        f"bound on one example's influence would hold. {_ADVICE}"
+    )
+
+
+def _sides(steps: list[TraceNode]) -> list[TraceNode]:
+    """Values without gradients that a value with gradients was computed from."""
+    sides = {
+        id(source): source
+        for step in steps
+        if step.differentiable
+        for source in step.sources
+        if not source.differentiable and not isinstance(source, Leaf)
+    }
+    return list(sides.values())
+
+
+def _is_mean_of_rows(steps: list[TraceNode]) -> bool:
+    """Whether the loss is PyTorch's cross-entropy of the rows of one output: nothing to check."""
+    last = steps[-1]
+    if isinstance(last, SeparateLoss):
+        return True
+    if isinstance(last, Leaf) or len(last.sources) not in (1, 2):
+        return False
+    scores = last.sources[0]
+    if last.made[0] is mean_of_own_means:
+        return True
+    cross_entropy = last.name in ("cross_entropy", "nll_loss")
+    outputs = [s for s in history(scores) if isinstance(s, Output)]
+    if not cross_entropy or len(outputs) != 1:
+        return False
+    shape = (0, outputs[0].values.shape[-1])
+    rows = [s for s in steps if s.differentiable and not isinstance(s, Leaf) and s is not last]
+    reduced = "mean" in last.constants or last.constants in ([], [None])
+    return reduced and rows_stay_whole(scores, shape) and all(keeps_rows(s) for s in rows)

@@ -1,0 +1,98 @@
+"""PyTorch's mean losses as means over examples.
+
+PyTorch's mean divides by how many tokens of the whole batch count, or by their weights, so that an
+example's padding (or class) would change every other example's gradient. Here each example's
+tokens are averaged over that example's tokens; class weights are factors. The value that is shown
+stays PyTorch's.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.nn._reduction import legacy_get_string
+
+from privagrad.torch.guards.trace import Owners, rows_stay_whole
+
+
+def _of_examples(
+    func: Any,
+    input: Tensor,
+    target: Tensor,
+    weight: Tensor | None = None,
+    size_average: bool | None = None,
+    ignore_index: int = -100,
+    reduce: bool | None = None,
+    reduction: str = "mean",
+    **options: Any,
+) -> tuple[Tensor, Any]:
+    """The loss, and how it was made; None for the latter where that is PyTorch's own way."""
+    if size_average is not None or reduce is not None:
+        reduction = legacy_get_string(size_average, reduce)
+    guard, node = getattr(input, "guard", None), getattr(input, "node", None)
+    options = {"ignore_index": ignore_index, **options}
+
+    def as_pytorch() -> tuple[Tensor, None]:
+        with torch._C.DisableTorchFunctionSubclass():
+            loss: Tensor = func(input, target, weight, reduction=reduction, **options)
+            return loss.as_subclass(type(input)), None
+
+    if (
+        reduction != "mean"
+        or guard is None
+        or node is None
+        or target.is_floating_point()
+        or not target.numel()
+    ):
+        return as_pytorch()
+    with torch._C.DisableTorchFunctionSubclass():
+        counted = target != ignore_index
+        uneven = weight is not None or not bool(counted.all())
+        if not uneven and rows_stay_whole(node, tuple(input.shape)):
+            return as_pytorch()
+        owners = guard.owners(node, input)
+        if owners is None or owners.rows.shape != target.shape:
+            if not uneven:
+                return as_pytorch()
+            raise RuntimeError(
+                "Expected a loss whose rows belong to one example each, found rows that the engine "
+                "cannot follow from the module's output to the loss. With ignore_index or class "
+                "weights take reduction='none' and the mean of each example's own tokens."
+            )
+        losses, loss = own_means(func, input, target, weight, owners, options)
+        weights = counted if weight is None else counted * weight[target * counted]
+        shown = losses.detach().sum() / weights.sum()
+        loss = loss + (shown - loss).detach()
+        aim = getattr(target, "node", None)
+        aim = target.as_subclass(Tensor) if aim is None else aim
+        made: Any = (mean_of_own_means, [func, node, aim, weight, owners, options], {})
+        return loss.as_subclass(type(input)), made
+
+
+def mean_of_own_means(*args: Any) -> Tensor:
+    """The mean over examples of the means over each example's own rows."""
+    return own_means(*args)[1]
+
+
+def own_means(
+    func: Any,
+    input: Tensor,
+    target: Tensor,
+    weight: Tensor | None,
+    owners: Owners,
+    options: dict[str, Any],
+) -> tuple[Tensor, Tensor]:
+    """The losses of all rows; the mean over examples of the means over each example's own rows."""
+    losses: Tensor = func(input, target, weight, reduction="none", **options)
+    with torch.no_grad():
+        counts = (target != options["ignore_index"]).to(losses.dtype)
+        own = torch.bincount(owners.rows.reshape(-1), counts.reshape(-1), owners.count)
+        own = own.to(losses.dtype)
+        share = torch.where(own > 0, 1 / (owners.count * own), 0.0)[owners.rows]
+    return losses, (losses * share).sum()
+
+
+MEANS = {F.cross_entropy: _of_examples, F.nll_loss: _of_examples}

@@ -1,0 +1,231 @@
+"""Whether a value keeps examples apart, by computing it again for other examples."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from privagrad.torch.guards.determinism import Deterministic
+from privagrad.torch.guards.trace import (
+    Leaf,
+    Output,
+    Replay,
+    SeparateLoss,
+    TraceNode,
+    history,
+    row_layouts,
+    run_again,
+)
+from privagrad.torch.layout import Layout, same
+
+EXAMPLES = 4
+_CHANGES = (0.0, 1.0, 10.0)
+"""Noise on other examples' outputs, over their size: a hinge shows only where it bends."""
+
+_STRANGE = (0, 1, -1, -100, 7)
+"""Values that no batch may have had so far, such as marks of padding."""
+
+_GUESSES = 12
+BROKEN = (RuntimeError, IndexError, ValueError, AssertionError, TypeError, KeyError)
+"""What computing a value again for other examples may end in."""
+
+
+def constant_layouts(steps: list[TraceNode], count: int) -> list[dict[int, Layout]]:
+    """Which constants have a row for each example, the likeliest first."""
+    tensors = {
+        id(c): c for s in steps for c in s.constants if isinstance(c, Tensor) and c.dim() > 0
+    }
+    options = {key: list(row_layouts(t.shape, count)) for key, t in tensors.items()}
+    options = {key: found for key, found in options.items() if found}
+    first = {key: found[0] for key, found in options.items()}
+    guesses = [first]
+    for key, found in options.items():
+        guesses += [first | {key: other} for other in found[1:]]
+        guesses.append({k: v for k, v in first.items() if k != key})
+    return [*guesses[: _GUESSES - 1], {}]
+
+
+def mixing_in(
+    steps: list[TraceNode],
+    leaves: list[Leaf],
+    count: int,
+    examples: list[int],
+    axes: dict[int, Layout],
+    reduction: str,
+) -> str:
+    """How an example's gradient depends on other examples; empty if it does not."""
+    size = len(examples)
+    together = _gradients(steps, leaves, Replay(count, examples, axes), examples)
+    factor = size if reduction == "mean" else 1
+    for position, example in enumerate(examples):
+        alone = _gradients(steps, leaves, Replay(count, [example], axes), [example])
+        for leaf, several, one in zip(leaves, together, alone, strict=True):
+            if several is None or one is None:
+                continue
+            if isinstance(leaf, SeparateLoss):
+                if not same(several, one):
+                    return "the losses of examples are not added up"
+            elif leaf.layout is not None:
+                own = leaf.layout.split(several, size)[position]
+                exact = leaf.layout.split(one, 1)[0]
+                if not _close(own * factor, exact):
+                    return _wrong_share(own, exact, reduction, size)
+    for kept, change in itertools.product(_halves(size), _CHANGES):
+        others = _others(examples, kept, count)
+        try:
+            after = _gradients(steps, leaves, Replay(count, others, axes), others, kept, change)
+        except RuntimeError:
+            # Such as probabilities that noise has made larger than 1.
+            continue
+        for leaf, a, b in zip(leaves, together, after, strict=True):
+            if a is None or b is None or leaf.layout is None:
+                continue
+            rows = torch.tensor(kept)
+            split = leaf.layout.split
+            if not _close(split(a, size)[rows], split(b, size)[rows]):
+                return "the gradient of an example changes with the outputs of others"
+    return ""
+
+
+def _wrong_share(own: Tensor, exact: Tensor, reduction: str, size: int) -> str:
+    other, factor = ("sum", 1) if reduction == "mean" else ("mean", size)
+    if _close(own * factor, exact):
+        return f"examples are put together by a {other}, where loss_reduction is {reduction!r}"
+    return f"the gradient of an example among {size} is not that of the example alone"
+
+
+def _others(examples: Sequence[int], kept: Sequence[bool], count: int) -> list[int]:
+    """The kept examples in their places, and others in place of the others."""
+    own = {example for example, keep in zip(examples, kept, strict=True) if keep}
+    pool = [example for example in range(count) if example not in own]
+    random.Random().shuffle(pool)
+    return [e if keep else pool.pop() for e, keep in zip(examples, kept, strict=True)]
+
+
+def _gradients(
+    steps: list[TraceNode],
+    leaves: list[Leaf],
+    view: Replay,
+    examples: Sequence[int],
+    kept: Sequence[bool] | None = None,
+    change: float = 0.0,
+) -> list[Tensor | None]:
+    """Of the loss of some examples in the outputs; the outputs of examples not kept are changed."""
+    torch.manual_seed(0)
+    values: dict[int, Tensor] = {}
+    roots: list[Tensor] = []
+    with torch.enable_grad():
+        for leaf in leaves:
+            rows = leaf.rows(examples)
+            if kept is not None and isinstance(leaf, Output) and rows.is_floating_point():
+                rows = _disturbed(leaf, rows, kept, change)
+            elif kept is not None and isinstance(leaf, SeparateLoss):
+                rows = rows + change
+            if leaf.differentiable:
+                rows = rows.requires_grad_()
+                roots.append(rows)
+            values[id(leaf)] = rows
+        loss = run_again(steps, values, view)
+        found = iter(torch.autograd.grad(loss, roots, allow_unused=True, materialize_grads=True))
+    return [next(found) if leaf.differentiable else None for leaf in leaves]
+
+
+def _disturbed(leaf: Leaf, rows: Tensor, kept: Sequence[bool], change: float) -> Tensor:
+    if leaf.layout is None or not change:
+        return rows
+    parts = leaf.layout.split(rows, len(kept)).clone()
+    size = rows.std() + rows.abs().mean() + 1e-3 if rows.numel() > 1 else rows.abs().mean() + 1e-3
+    others = ~torch.tensor(kept)
+    parts[others] += change * size * torch.randn_like(parts[others])
+    return leaf.layout.join(parts)
+
+
+def _halves(count: int) -> Iterator[list[bool]]:
+    """Halves of the examples: what depends on any other example differs for one of them."""
+    half = [place < (count + 1) // 2 for place in range(count)]
+    yield half
+    yield [not keep for keep in half]
+
+
+def depends_on_others(node: TraceNode) -> bool | None:
+    """Whether the rows of a value for some examples change when the other examples do.
+
+    None where it cannot be computed for some examples alone.
+    """
+    steps = history(node)
+    leaves = [s for s in steps if isinstance(s, Leaf)]
+    count = max((leaf.count for leaf in leaves), default=0)
+    if count < 2 or any(leaf.layout is None for leaf in leaves):
+        return False
+    size = min(count, EXAMPLES)
+    examples = random.Random().sample(range(count), size)
+    with Deterministic(), torch.random.fork_rng(), torch.no_grad():
+        found = [
+            _changed_rows(steps, leaves, Replay(count, examples, axes), examples)
+            for axes in constant_layouts(steps, count)
+        ]
+    return False if False in found else True if True in found else None
+
+
+def _changed_rows(
+    steps: list[TraceNode], leaves: list[Leaf], view: Replay, examples: list[int]
+) -> bool | None:
+    """Whether kept rows change; None where the value cannot be computed."""
+    size = len(examples)
+    try:
+        before = run_again(steps, {id(f): f.rows(examples) for f in leaves}, view)
+    except BROKEN:
+        return None
+    decided: bool | None = None
+    for kept, strange in itertools.product(_halves(size), (None, *_STRANGE)):
+        values = {id(f): _changed(f, f.rows(examples), kept, strange) for f in leaves}
+        try:
+            after = run_again(steps, values, view)
+        except BROKEN:
+            continue
+        # Rows may be chosen by the data: whose they are is followed elsewhere.
+        if after.shape == before.shape and _differ(before, after, kept):
+            return True
+        decided = False
+    return decided
+
+
+def _differ(before: Tensor, after: Tensor, kept: Sequence[bool]) -> bool:
+    layouts = list(row_layouts(before.shape, len(kept)))
+    if not layouts:
+        return not same(before, after)
+    rows = torch.tensor(kept)
+    return not any(
+        same(layout.split(before, len(kept))[rows], layout.split(after, len(kept))[rows])
+        for layout in layouts
+    )
+
+
+def _changed(leaf: Leaf, rows: Tensor, kept: Sequence[bool], strange: int | None) -> Tensor:
+    """Other values for the examples that are not kept: of other examples, or strange ones."""
+    assert leaf.layout is not None
+    parts = leaf.layout.split(rows, len(kept)).clone()
+    others = ~torch.tensor(kept)
+    old = parts[others]
+    if strange is None:
+        every = leaf.layout.split(leaf.values, leaf.count)
+        new = every[torch.randint(leaf.count, (len(old),))]
+    elif old.dtype == torch.bool:
+        new = ~old
+    elif old.is_floating_point():
+        new = old * (1 + abs(strange)) + 1 + torch.randn_like(old)
+    else:
+        new = torch.full_like(old, strange)
+    parts[others] = new
+    return leaf.layout.join(parts)
+
+
+def _close(a: Tensor, b: Tensor) -> bool:
+    """Whether gradients are the same; those that are not finite count as 0 anyway."""
+    if not bool(a.isfinite().all() & b.isfinite().all()):
+        return True
+    return same(a, b.reshape(a.shape) if a.numel() == b.numel() else b)

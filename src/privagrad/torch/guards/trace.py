@@ -1,0 +1,252 @@
+"""How values were computed from the examples of a batch: a graph that can be run again.
+
+It can be run for some of the examples alone, and with other values for some of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
+from privagrad.torch.layout import Layout
+
+Take = Callable[[Tensor], Tensor]
+
+_SHAPES = frozenset(
+    {"view", "reshape", "expand", "repeat", "unflatten", "new_zeros", "new_ones", "new_full",
+     "new_empty", "broadcast_to", "split", "chunk", "narrow", "as_strided"}
+)  # fmt: skip
+
+
+class Owners:
+    """The example that each row of a table belongs to."""
+
+    def __init__(self, rows: Tensor, count: int) -> None:
+        self.rows, self.count = rows, count
+
+    def take(self, examples: Sequence[int]) -> Owners:
+        """Those of some examples alone, in their order, which are numbered anew."""
+        size = len(examples)
+        for layout in row_layouts(self.rows.shape, self.count):
+            if torch.equal(self.rows.cpu(), layout.numbers(self.rows.shape, self.count)):
+                shape = list(self.rows.shape)
+                shape[layout.axis] = shape[layout.axis] // self.count * size
+                return Owners(layout.numbers(shape, size).to(self.rows.device), size)
+        # Rows in the order of the examples, as a mask leaves them.
+        counts = torch.bincount(self.rows.reshape(-1), minlength=self.count)[list(examples)]
+        numbers = torch.arange(size, device=self.rows.device)
+        return Owners(numbers.repeat_interleave(counts), size)
+
+
+class TraceNode:
+    """How a value was computed: a function of other nodes and of constants.
+
+    Nodes, not tensors, refer to each other: an operation in place gives its tensor a new node. A
+    node whose batch has gone is `stale`.
+    """
+
+    def __init__(self, made: Any, place: int, written: bool, differentiable: bool) -> None:
+        self.made, self.place, self.written = made, place, written
+        self.differentiable = differentiable
+        self.of_outputs: bool = any(source.of_outputs for source in self.sources)
+
+    @property
+    def stale(self) -> bool:
+        return self.made is None
+
+    def forget(self) -> None:
+        self.made = None
+
+    @property
+    def sources(self) -> list[TraceNode]:
+        if self.made is None:
+            return []
+        return [x for x in tree_flatten(self.made[1:])[0] if isinstance(x, TraceNode)]
+
+    @property
+    def name(self) -> str:
+        return getattr(self.made[0], "__name__", str(self.made[0])) if self.made else ""
+
+    @property
+    def constants(self) -> list[Any]:
+        if self.made is None:
+            return []
+        return [x for x in tree_flatten(self.made[1:])[0] if not isinstance(x, TraceNode)]
+
+    def again(self, values: dict[int, Tensor], view: Replay) -> Tensor:
+        """The value, computed from other values of its sources."""
+        func, *arguments = self.made
+        leaves, structure = tree_flatten(arguments)
+        leaves = [
+            values[id(x)] if isinstance(x, TraceNode) else view.constant(x, self.name)
+            for x in leaves
+        ]
+        if self.written:
+            leaves[self.place] = leaves[self.place].clone()
+        args, kwargs = tree_unflatten(leaves, structure)
+        result = func(*args, **kwargs)
+        if self.written:
+            changed: Tensor = leaves[self.place]
+            return changed
+        found: Tensor = tree_flatten(result)[0][self.place]
+        return found
+
+
+class Leaf(TraceNode):
+    """Values that have an example in each of their rows; without a layout they have none."""
+
+    of_outputs = False
+
+    def __init__(self, values: Tensor, count: int, layout: Layout | None, graded: bool) -> None:
+        self.made, self.differentiable = (), graded
+        self.values, self.count, self.layout = values, count, layout
+
+    @property
+    def sources(self) -> list[TraceNode]:
+        return []
+
+    @property
+    def constants(self) -> list[Any]:
+        return []
+
+    def rows(self, examples: Sequence[int]) -> Tensor:
+        """The values of some examples, as if they were the batch."""
+        if self.layout is None:
+            return self.values.clone()
+        index = torch.tensor(examples, device=self.values.device)
+        return self.layout.join(self.layout.split(self.values, self.count)[index])
+
+
+class Output(Leaf):
+    """An output of the private module."""
+
+    of_outputs = True
+
+
+class SeparateLoss(Leaf):
+    """A loss that was computed for each example by itself: nothing in it is left to check."""
+
+    of_outputs = True
+
+    def __init__(self, values: Tensor, count: int) -> None:
+        super().__init__(values, count, None, True)
+
+
+class FromBatch(Leaf):
+    """A tensor of the batch that the private data loader drew."""
+
+
+@dataclass
+class Replay:
+    """A way to run a trace of `count` examples again for `examples` alone.
+
+    Constants that have a row for each example are cut as `axes` says, by identity; numbers that
+    are the number of examples are replaced.
+    """
+
+    count: int
+    examples: Sequence[int]
+    axes: dict[int, Layout] = field(default_factory=dict)
+
+    def constant(self, value: Any, name: str) -> Any:
+        size = len(self.examples)
+        if isinstance(value, Owners):
+            return value.take(self.examples)
+        if isinstance(value, Tensor):
+            layout = self.axes.get(id(value))
+            if layout is None:
+                return value
+            index = torch.tensor(self.examples, device=value.device)
+            return layout.join(layout.split(value, self.count)[index])
+        if isinstance(value, bool):
+            return value
+        if isinstance(value, int) and name != "__getitem__" and value > 0:
+            shapes = name in _SHAPES or "div" in name or "mul" in name
+            if value % self.count == 0 and shapes:
+                return value // self.count * size
+        if isinstance(value, slice) and value.stop == self.count:
+            return slice(value.start, size, value.step)
+        if isinstance(value, float) and value in (float(self.count), 1 / self.count):
+            return float(size) if value == self.count else 1 / size
+        return value
+
+
+def history(node: TraceNode | None) -> list[TraceNode]:
+    """Everything a value was computed from and itself, sources first."""
+    done: dict[int, TraceNode] = {}
+    waiting = [] if node is None else [(node, False)]
+    while waiting:
+        here, ready = waiting.pop()
+        if ready:
+            done[id(here)] = here
+        elif id(here) not in done:
+            waiting.append((here, True))
+            waiting.extend((source, False) for source in here.sources if id(source) not in done)
+    return list(done.values())
+
+
+def run_again(steps: list[TraceNode], values: dict[int, Tensor], view: Replay) -> Tensor:
+    """The last of `steps` computed again from values of the leaves, by the leaves' identities."""
+    for step in steps:
+        if id(step) not in values:
+            values[id(step)] = step.again(values, view)
+    return values[id(steps[-1])]
+
+
+def signature(steps: list[TraceNode], count: int) -> int:
+    """Equal for traces that do the same with another number of examples."""
+    numbers = {id(step): number for number, step in enumerate(steps)}
+
+    def told(x: Any) -> Any:
+        if isinstance(x, TraceNode):
+            return ("node", numbers[id(x)])
+        if isinstance(x, Tensor):
+            return ("tensor", x.dim(), x.requires_grad)
+        if isinstance(x, int) and not isinstance(x, bool) and x and x % count == 0:
+            return ("of the batch", x // count)
+        return repr(x) if not isinstance(x, Owners) else "owners"
+
+    parts: list[Any] = []
+    for step in steps:
+        if isinstance(step, Leaf):
+            sizes = tuple(told(n) for n in step.values.shape)
+            parts.append((type(step).__name__, step.layout, sizes))
+        else:
+            given = tuple(told(x) for x in tree_flatten(step.made[1:])[0])
+            parts.append((step.name, given, step.place, step.written))
+    return hash(tuple(parts))
+
+
+def row_layouts(shape: Sequence[int], count: int) -> Iterator[Layout]:
+    """Where a tensor of this shape may have its examples."""
+    if len(shape) and shape[0] == count:
+        yield Layout(0)
+    if len(shape) > 1 and shape[1] == count:
+        yield Layout(1)
+    if len(shape) and shape[0] > count and shape[0] % count == 0:
+        yield Layout(0)
+        yield Layout(0, together=False)
+
+
+def rows_stay_whole(node: TraceNode, shape: Sequence[int]) -> bool:
+    """Whether a table (rows, classes) is just another view of one output, with whole rows."""
+    leaf, *others = history(node)
+    return (
+        isinstance(leaf, Output)
+        and leaf.layout is not None
+        and leaf.values.dim() >= 2
+        and len(shape) == 2
+        and leaf.values.shape[-1] == shape[-1]
+        and leaf.layout.axis < leaf.values.dim() - 1
+        and all(keeps_rows(step) for step in others)
+    )
+
+
+def keeps_rows(step: TraceNode) -> bool:
+    """Whether it is another view of its source with the same last dimension."""
+    return bool(step.made) and step.made[0] in (Tensor.view, Tensor.reshape, Tensor.flatten)

@@ -1,0 +1,109 @@
+"""Tensors that remember how they were computed from the examples of a batch."""
+
+from __future__ import annotations
+
+import copy
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
+
+from privagrad.torch.guards.means import MEANS
+from privagrad.torch.guards.trace import TraceNode
+
+
+class TracedTensor(torch.Tensor):
+    """A tensor of the batch, an output of the private module, or what was computed of these."""
+
+    node: TraceNode | None = None
+    guard: Any = None
+
+    @classmethod
+    def of(cls, tensor: Tensor, node: TraceNode, guard: Any) -> TracedTensor:
+        traced = tensor.as_subclass(cls)
+        traced.node, traced.guard = node, guard
+        return traced
+
+    def __format__(self, spec: str) -> str:
+        return format(self.detach().as_subclass(Tensor), spec)
+
+    def __repr__(self) -> str:  # type: ignore[override]
+        with torch._C.DisableTorchFunctionSubclass():
+            return repr(self.as_subclass(Tensor))
+
+    def __deepcopy__(self, memo: Any) -> Any:
+        with torch._C.DisableTorchFunctionSubclass():
+            return copy.deepcopy(self.as_subclass(Tensor), memo)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        with torch._C.DisableTorchFunctionSubclass():
+            return self.as_subclass(Tensor).__reduce_ex__(protocol)
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func is Tensor.backward:
+            return _backward(*args, **kwargs)
+        if func in _SILENT:
+            return super().__torch_function__(func, types, args, kwargs)
+        with torch._C.DisableTorchFunctionSubclass():
+            given, structure = tree_flatten([args, kwargs])
+            versions = [_version(x) for x in given]
+            nodes = [x.node if isinstance(x, TracedTensor) else None for x in given]
+            guard = next((x.guard for x in given if isinstance(x, TracedTensor) and x.guard), None)
+        made: tuple[Any, ...] | None = None
+        if func in MEANS and guard is not None:
+            result, made = MEANS[func](func, *args, **kwargs)
+        else:
+            result = super().__torch_function__(func, types, args, kwargs)
+        if guard is None or all(node is None for node in nodes):
+            return result
+        with torch._C.DisableTorchFunctionSubclass():
+            if func in _NUMBERS:
+                guard.escaped(result, nodes[0])
+                return result
+            traced = [x if node is None else node for x, node in zip(given, nodes, strict=True)]
+            made = made or (func, *tree_unflatten(traced, structure))
+            for place, x in enumerate(given):
+                if isinstance(x, Tensor) and _version(x) != versions[place]:
+                    _set(x, guard, made, place, True)
+            known = {id(x) for x in given}
+            for place, leaf in enumerate(tree_flatten(result)[0]):
+                if isinstance(leaf, TracedTensor) and id(leaf) not in known:
+                    _set(leaf, guard, made, place, False)
+        return result
+
+
+_SILENT = {Tensor.requires_grad.__get__}  # type: ignore[attr-defined]
+_NUMBERS = {Tensor.item, Tensor.__float__, Tensor.__int__, Tensor.__index__, Tensor.tolist}
+
+
+def _set(tensor: Tensor, guard: Any, made: Any, place: int, written: bool) -> None:
+    if not isinstance(tensor, TracedTensor):
+        # Something of the batch was written into a tensor that is not ours to mark.
+        guard.lost(tensor)
+        return
+    tensor.guard = guard
+    tensor.node = guard.node(made, place, written, tensor.requires_grad)
+
+
+def _version(value: Any) -> int:
+    return value._version if isinstance(value, Tensor) and not value.is_inference() else 0
+
+
+def _backward(loss: Any, *args: Any, **kwargs: Any) -> None:
+    """The backward pass of a traced loss, which is checked before."""
+    guard = getattr(loss, "guard", None)
+    checked = nullcontext() if guard is None else guard.backward_of(loss)
+    with checked, torch._C.DisableTorchFunctionSubclass():
+        Tensor.backward(loss, *args, **kwargs)
+
+
+def untraced(value: Any) -> Any:
+    """`value` with plain tensors in place of traced ones."""
+    with torch._C.DisableTorchFunctionSubclass():
+        return tree_map(
+            lambda x: x.as_subclass(Tensor) if isinstance(x, TracedTensor) else x, value
+        )

@@ -1,0 +1,317 @@
+"""The per-example gradient has a definition, that of the example alone: modules are held to it."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from privagrad.torch.guards.determinism import undisturbed
+from privagrad.torch.guards.structure import tensors_of
+from privagrad.torch.layout import (
+    Layout,
+    Mixed,
+    ObservedTensor,
+    input_leaves,
+    learned_layout,
+    possible_axes,
+    take,
+)
+from privagrad.torch.scales import Scale, accurate, as_matrix
+from privagrad.torch.tape import Tape
+from privagrad.torch.uses import Use
+
+EXAMPLES, MOVED, MOVED_FIRST = 3, 6, 12
+"""How many examples of a batch are verified; where the data moves rows; there at first."""
+
+_RELATIVE, _OF_ALL = 1e-3, 1e-5
+_COARSE = 100.0
+_BROKEN = (RuntimeError, IndexError, ValueError, AssertionError, TypeError, KeyError)
+
+Layouts = dict[object, Layout | None]
+
+
+class UnverifiedError(RuntimeError):
+    """What the engine computes for an example cannot be shown to be that example's gradient."""
+
+
+class UntriedError(UnverifiedError):
+    """A module that cannot be run on a few examples alone."""
+
+
+@dataclass
+class Alone:
+    """What a module does with one example alone."""
+
+    observed: list[ObservedTensor]
+    written: dict[str, Tensor]
+
+
+class ModuleGuard:
+    """Learns where a module's examples are, and that it treats each of them by itself.
+
+    A few examples are run together, as the engine runs them, and each of them alone, as PyTorch
+    does: outputs, gradients and their norms must be the same. That is done at passes 1, 2, 4, 8,
+    ... and whenever a pass does something new (see `Recorder`); in training mode, with random
+    functions made deterministic.
+    """
+
+    def __init__(self, module: nn.Module, tape: Tape, verify: bool = True) -> None:
+        self.module, self.tape, self.verify = module, tape, verify
+        self.passes = self.verifications = 0
+        self.latest: Layouts | None = None
+        self._known: dict[int, Layouts] = {}
+        self._axes: tuple[int | None, ...] | None = None
+
+    def prepare(self, inputs: Any, count: int) -> Layouts:
+        """The layouts that a pass most likely has."""
+        if self.latest is None and count > 1:
+            try:
+                self.latest = self._learn(inputs, count)
+            except UntriedError:
+                # If it is the module's own error, it shows on the whole batch too.
+                return {}
+        return self.latest or {}
+
+    def layouts(self, signature: int, volatile: bool, inputs: Any, count: int) -> Layouts:
+        """The layouts of a pass that has been made, verified where it is due."""
+        fresh = self.passes == 0 and self.latest is not None
+        self.passes += 1
+        known = self._known.get(signature)
+        due = not self.passes & (self.passes - 1)
+        if volatile:
+            known = self._learn(inputs, count, MOVED if known else MOVED_FIRST)
+        elif (known is None or due) and not fresh:
+            known = self._learn(inputs, count)
+        elif known is None:
+            known = self.latest or {}
+        self._known[signature] = known
+        if count > 1:
+            self.latest = known
+        return known
+
+    def _learn(self, inputs: Any, count: int, most: int = EXAMPLES) -> Layouts:
+        self.verifications += 1
+        leaves = input_leaves(inputs)[0]
+        guesses = possible_axes(leaves, count, self.tape.batch_first)
+        if self._axes in guesses:
+            guesses.insert(0, self._axes)
+        examples = sorted(random.Random().sample(range(count), min(count, most)))
+        problem: Exception | None = None
+        for axes in dict.fromkeys(guesses):
+            try:
+                with self.tape.aside():
+                    found = self._try(inputs, axes, examples)
+                self._axes = axes
+                return found
+            except Mixed as error:
+                problem = error if not isinstance(problem, Mixed) else problem
+            except UnverifiedError as error:
+                problem = problem or error
+            except _BROKEN as error:
+                problem = problem or _untried(error)
+        if not self.verify:
+            return {}
+        assert problem is not None
+        raise problem
+
+    def _try(self, inputs: Any, axes: Sequence[int | None], examples: list[int]) -> Layouts:
+        """Compare some examples together with each alone, as if `axes` were the examples'."""
+        together = take(inputs, axes, examples)
+        single = [take(inputs, axes, [example]) for example in examples]
+        whole = self._observe(together, len(examples))
+        alone = [self._observe(one, 1) for one in single]
+        layouts = _match(whole, alone) if len(examples) > 1 else {}
+        if self.verify:
+            self._refuse_memory(alone)
+            self._compare(together, single, layouts)
+        return layouts
+
+    def _observe(self, inputs: Any, count: int) -> Alone:
+        """A pass without gradients; every tensor that goes into a layer or out of the module."""
+        tape = self.tape
+        observed: list[ObservedTensor] = []
+        with undisturbed(self.module) as written, torch.no_grad():
+            tape.observed = observed
+            with tape.passing(count):
+                outputs = self.module(*inputs[0], **inputs[1])
+            tape.observed = None
+        for place, leaf in enumerate(tensors_of(outputs)):
+            observed.append(
+                ObservedTensor(
+                    ("output", place), "the module's output", leaf.detach(), leaf.dim(), shared=True
+                )
+            )
+        return Alone(observed, written)
+
+    def _refuse_memory(self, alone: list[Alone]) -> None:
+        """Refuse buffers into which a pass writes what depends on its examples."""
+        first = alone[0].written
+        for other in alone[1:]:
+            for name, value in other.written.items():
+                if name not in first or not torch.equal(first[name], value):
+                    raise UnverifiedError(
+                        f"Expected buffers that do not depend on the data, found that a forward "
+                        f"pass writes statistics of its examples into {name}: they would be "
+                        "released with the module, unprotected. Do not track statistics."
+                    )
+
+    def _compare(self, together: Any, single: list[Any], layouts: Layouts) -> None:
+        """Gradients and norms of the engine, for examples together, and of each alone."""
+        count = len(single)
+        with undisturbed(self.module), torch.enable_grad():
+            with self.tape.passing(count, layouts):
+                outputs = self.module(*together[0], **together[1])
+            weights = _backward(self.tape, outputs, count, layouts)
+        if not any(weights):
+            return
+        _, uses = self.tape.collect()
+        self.tape.plain = True
+        for position, inputs in enumerate(single):
+            with undisturbed(self.module), torch.enable_grad():
+                outputs = self.module(*inputs[0], **inputs[1])
+                value = sum(
+                    (leaf * weight(position, leaf)).sum()
+                    for leaf, weight in zip(tensors_of(outputs), weights, strict=True)
+                    if weight is not None and leaf.requires_grad
+                )
+            expected = _gradients(value, self.tape.parameters)
+            for name, found in _differences(uses, expected, position):
+                raise UnverifiedError(
+                    "Expected the gradient of each example to be that of the example alone, found "
+                    f"that of {name} {found}. A layer uses it in a way that the engine does not "
+                    "follow (a hook that computes weights, an operation outside of the layer, "
+                    "rows that do not stay with their example)."
+                )
+
+
+def _match(whole: Alone, alone: list[Alone]) -> Layouts:
+    """The layout of everything observed."""
+    count = len(alone)
+    for one in alone:
+        if [o.key for o in one.observed] != [o.key for o in whole.observed]:
+            raise UnverifiedError(
+                "Expected a module that does the same for one example as for several, found that "
+                "it calls other layers. Let it not depend on the number of examples."
+            )
+    layouts: Layouts = {}
+    for place, several in enumerate(whole.observed):
+        singles = [(position, one.observed[place]) for position, one in enumerate(alone)]
+        layout = learned_layout(several, singles, count)
+        if layout is None:
+            _refuse_shared(several, [one for _, one in singles])
+        elif several.axis is not None and layout.axis != several.axis:
+            raise Mixed(
+                f"Expected the examples in dimension {several.axis} of the input of "
+                f"{several.name}, found them in dimension {layout.axis}: see batch_first."
+            )
+        layouts[several.key] = layout
+    return layouts
+
+
+def _refuse_shared(several: ObservedTensor, alone: list[ObservedTensor]) -> None:
+    """Refuse what has no examples where a layer needs them, or differs from example to example."""
+    if several.leading and not several.shared:
+        raise Mixed(
+            f"Expected {several.name} to work on the examples of the batch, found an input of "
+            f"shape {tuple(several.tensor.shape)} that is the same for every batch: its gradient "
+            "cannot be told apart by example. Repeat its input for every example, for instance "
+            "with expand(batch_size, ...)."
+        )
+
+
+Weight = Callable[[int, Tensor], Tensor]
+
+
+def _backward(tape: Tape, outputs: Any, count: int, layouts: Layouts) -> list[Weight | None]:
+    """Send random gradients back from the outputs; those of each example alone, by output.
+
+    None for outputs without a gradient, and for those that are not of examples.
+    """
+    generator = torch.Generator().manual_seed(0)
+    weights: list[Weight | None] = []
+    roots, drawn = [], []
+    for place, leaf in enumerate(tensors_of(outputs)):
+        gradient = torch.randn(leaf.shape, generator=generator).to(leaf)
+        layout = layouts.get(("output", place), Layout(0)) if leaf.dim() else None
+        weight = _weight(leaf, gradient, layout, tape) if leaf.requires_grad else None
+        weights.append(weight)
+        if weight is not None:
+            roots.append(leaf)
+            drawn.append(gradient)
+    grads = {p: p.grad for p in tape.parameters.values()}
+    try:
+        if roots:
+            torch.autograd.backward(roots, drawn)
+    finally:
+        for p, grad in grads.items():
+            p.grad = grad
+    return weights
+
+
+def _weight(leaf: Tensor, drawn: Tensor, layout: Layout | None, tape: Tape) -> Weight | None:
+    """What an example alone has of the gradient of an output."""
+    count = tape.count
+    if layout is not None:
+        return lambda position, like: layout.split(drawn, count)[position].reshape(like.shape)
+    for loss, reduction in tape.current.losses:
+        if loss is leaf:
+            share = drawn / count if reduction == "mean" else drawn
+            return lambda position, like: share
+    return None
+
+
+def _gradients(value: Any, parameters: dict[str, nn.Parameter]) -> dict[str, Tensor]:
+    tensors = list(parameters.values())
+    if not isinstance(value, Tensor):
+        return {name: torch.zeros_like(p) for name, p in parameters.items()}
+    found = torch.autograd.grad(value, tensors, allow_unused=True)
+    return {
+        name: torch.zeros_like(p) if g is None else g.detach()
+        for (name, p), g in zip(parameters.items(), found, strict=True)
+    }
+
+
+@torch.no_grad()
+def _differences(
+    uses: dict[str, list[Use]], expected: dict[str, Tensor], position: int
+) -> list[tuple[str, str]]:
+    """The parameters whose gradient or norm the engine has wrong, with what was found."""
+    exact = {name: as_matrix(accurate(g)).double() for name, g in expected.items()}
+    if not all(bool(g.isfinite().all()) for g in exact.values()):
+        return []
+    size = float(sum(g.square().sum() for g in exact.values())) ** 0.5
+    wrong = []
+    for name, g in exact.items():
+        rough = _COARSE if expected[name].dtype in (torch.float16, torch.bfloat16) else 1.0
+        tolerance = rough * (_RELATIVE * float(g.norm()) + _OF_ALL * size)
+        found, square = torch.zeros_like(g), 0.0
+        for use in uses.get(name, []):
+            found[use.part] += use.examples(position, position + 1)[0].double()
+            scale = Scale.ball(as_matrix(use.parameter)[use.part])
+            square += float(use.squares(scale)[position])
+        if float((found - g).norm()) > tolerance:
+            wrong.append((name, f"off by {_share(found - g, g)} of it"))
+        elif abs(max(square, 0.0) ** 0.5 - float(g.norm())) > 3 * tolerance:
+            wrong.append((name, f"to have the norm {square**0.5:.3g} instead of {g.norm():.3g}"))
+    return wrong
+
+
+def _share(difference: Tensor, g: Tensor) -> str:
+    size = float(g.norm())
+    return f"{float(difference.norm()) / size:.1%}" if size else "all"
+
+
+def _untried(error: Exception) -> UntriedError:
+    reason = UntriedError(
+        "Expected a module that runs on a few examples of the batch, and on one alone, so that it "
+        f"can be verified; found {type(error).__name__}: {error}. Let the module take any number "
+        "of examples in its inputs' first dimension (or set batch_first). If you vouch yourself "
+        "that it treats every example by itself, say verify=False to make_private."
+    )
+    reason.__cause__ = error
+    return reason
