@@ -343,16 +343,8 @@ def _is_mean_of_rows(steps: list[TraceNode]) -> bool:
     last = steps[-1]
     if isinstance(last, SeparateLoss):
         return True
-    if isinstance(last, Leaf) or len(last.sources) not in (1, 2):
-        return False
-    scores = last.sources[0]
-    if last.made[0] is mean_of_own_means:
-        return True
-    cross_entropy = last.name in ("cross_entropy", "nll_loss")
-    outputs = [s for s in history(scores) if isinstance(s, Output)]
-    if not cross_entropy or len(outputs) != 1:
-        return False
-    shape = (0, outputs[0].values.shape[-1])
-    rows = [s for s in steps if s.differentiable and not isinstance(s, Leaf) and s is not last]
-    reduced = "mean" in last.constants or last.constants in ([], [None])
-    return reduced and rows_stay_whole(scores, shape) and all(keeps_rows(s) for s in rows)
+    return (
+        not isinstance(last, Leaf)
+        and last.made[0] is mean_of_own_means
+        and all(isinstance(s, Leaf) or keeps_rows(s) for s in history(last.sources[0]))
+    )

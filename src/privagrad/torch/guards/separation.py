@@ -74,12 +74,14 @@ def mixing_in(
                 exact = leaf.layout.split(one, 1)[0]
                 if not _close(own * factor, exact):
                     return _wrong_share(own, exact, reduction, size)
-    for kept, change in itertools.product(_halves(size), _CHANGES):
+    changes = [*((change, None) for change in _CHANGES), *((0.0, s) for s in _STRANGE)]
+    for kept, (change, strange) in itertools.product(_halves(size), changes):
         others = _others(examples, kept, count)
         try:
-            after = _gradients(steps, leaves, Replay(count, others, axes), others, kept, change)
-        except RuntimeError:
-            # Such as probabilities that noise has made larger than 1.
+            view = Replay(count, others, axes)
+            after = _gradients(steps, leaves, view, others, kept, change, strange)
+        except BROKEN:
+            # Such as probabilities that noise has made larger than 1, or a class that is none.
             continue
         for leaf, a, b in zip(leaves, together, after, strict=True):
             if a is None or b is None or leaf.layout is None:
@@ -113,8 +115,9 @@ def _gradients(
     examples: Sequence[int],
     kept: Sequence[bool] | None = None,
     change: float = 0.0,
+    strange: int | None = None,
 ) -> list[Tensor | None]:
-    """Of the loss of some examples in the outputs; the outputs of examples not kept are changed."""
+    """Of the loss of some examples in the outputs; what belongs to those not kept is changed."""
     torch.manual_seed(0)
     values: dict[int, Tensor] = {}
     roots: list[Tensor] = []
@@ -125,6 +128,8 @@ def _gradients(
                 rows = _disturbed(leaf, rows, kept, change)
             elif kept is not None and isinstance(leaf, SeparateLoss):
                 rows = rows + change
+            elif kept is not None and strange is not None and leaf.layout is not None:
+                rows = _changed(leaf, rows, kept, strange)
             if leaf.differentiable:
                 rows = rows.requires_grad_()
                 roots.append(rows)
@@ -188,9 +193,9 @@ def _changed_rows(
         except BROKEN:
             continue
         # Rows may be chosen by the data: whose they are is followed elsewhere.
-        if after.shape == before.shape and _differ(before, after, kept):
-            return True
-        decided = False
+        if after.shape != before.shape:
+            return False
+        decided = decided or _differ(before, after, kept)
     return decided
 
 
