@@ -17,6 +17,7 @@ from privagrad.torch.loaders import BatchMemoryManager
 from privagrad.torch.module import PrivateModule
 from privagrad.torch.moments import second_moments
 from privagrad.torch.optimizer import PrivateOptimizer
+from privagrad.torch.per_example_loss import PerExampleLoss
 from privagrad.torch.validator import ModuleValidator, UnsupportedModuleError
 
 __all__ = [
@@ -25,6 +26,7 @@ __all__ = [
     "DifferentiallyPrivateDistributedDataParallel",
     "LinearCrossEntropy",
     "ModuleValidator",
+    "PerExampleLoss",
     "PrivacyEngine",
     "PrivateModule",
     "PrivateOptimizer",

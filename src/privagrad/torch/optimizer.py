@@ -62,7 +62,7 @@ class PrivateOptimizer(Optimizer):
         self.loss_reduction = loss_reduction
         self.last_chunk = self._waits = True
         self.observe: Callable[[int, dict[str, list[Use]], float], None] | None = None
-        self.non_finite = 0
+        self.non_finite = self.releases = 0
         self.step_done: Callable[[], None] = lambda: None
         self._source, self._processes, self._charge = source, processes, charge
         self._pool: ThreadPoolExecutor | None = None
@@ -132,6 +132,7 @@ class PrivateOptimizer(Optimizer):
 
     def _release(self) -> None:
         self._charge()
+        self.releases += 1
         mean = self.loss_reduction == "mean"
         totals = {name: self._sum_of(name, p) for name, p in self.tape.parameters.items()}
         if self.noise_multiplier > 0:

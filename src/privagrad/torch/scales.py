@@ -57,6 +57,10 @@ class Scale:
         """C^{1/2}, flat, as an array."""
         return self.full.sqrt().reshape(-1).cpu().numpy()
 
+    def double(self) -> Scale:
+        entries = None if self.entries is None else self.entries.double()
+        return Scale(self.rows.double(), self.columns.double(), entries)
+
     def part(self, rows: slice) -> Scale:
         entries = None if self.entries is None else self.entries[rows]
         return Scale(self.rows[rows], self.columns, entries)

@@ -18,6 +18,13 @@ from privagrad.torch.scales import Scale, accurate, as_matrix
 _CACHED = 2**20
 """Numbers that stay close to the processor: examples are taken in chunks of about that size."""
 
+_DOUBTFUL = 2.0**-12
+"""Squared norms below this part of what they could be have lost digits: they are taken again."""
+
+_CANCELLED = 2.0**-15
+"""Norms are taken to be at least this part of what they could be, so that what rounding leaves in
+float32 of terms that cancel is bounded as well."""
+
 ALL = slice(None)
 
 
@@ -56,6 +63,19 @@ class Use(ABC):
     def row_moments(self) -> Tensor:
         """Σ_i Σ_k g_ijk² of every row j, (m,)."""
         return self.moments().sum(1)
+
+    def settled(self, squares: Tensor, largest: Tensor, scale: Scale) -> Tensor:
+        """Squared norms as sums of products, with those taken again in which terms cancel.
+
+        `largest` is what each would be if nothing cancelled.
+        """
+        for i in (squares < _DOUBTFUL * largest).nonzero()[:, 0].tolist():
+            squares[i] = scale.double().squared_norms(self.exact_example(i))[0]
+        return torch.maximum(squares, _CANCELLED**2 * largest)
+
+    def exact_example(self, i: int) -> Tensor:
+        """The gradient of one example, (1, m, n), in double precision."""
+        return self.examples(i, i + 1).double()
 
     def chunks(self) -> Iterator[Tensor]:
         size = max(1, _CACHED // max(1, self.width))
@@ -110,6 +130,9 @@ class Outer(Use):
     def examples(self, start: int, stop: int) -> Tensor:
         return torch.bmm(self.gradients[start:stop].transpose(1, 2), self.inputs[start:stop])
 
+    def exact_example(self, i: int) -> Tensor:
+        return (self.gradients[i].double().T @ self.inputs[i].double())[None]
+
     def squares(self, scale: Scale) -> Tensor:
         _, steps, m = self.gradients.shape
         n = self.inputs.shape[2]
@@ -134,9 +157,8 @@ class Outer(Use):
             a, d = self.inputs[start : start + size], self.gradients[start : start + size]
             products = torch.bmm(a * scale.columns, a.transpose(1, 2))
             products *= torch.bmm(d * scale.rows, d.transpose(1, 2))
-            parts.append(products.sum((1, 2)))
-        # Rounding may leave a sum of squares below 0.
-        return torch.cat(parts).clamp_min_(0.0)
+            parts.append(sums_of_products(products))
+        return self.settled(*(torch.cat(each) for each in zip(*parts, strict=True)), scale)
 
     def _squares_in_cache(self, scale: Scale) -> Tensor:
         m, n = self.gradients.shape[2], self.inputs.shape[2]
@@ -152,7 +174,10 @@ class Outer(Use):
             else:
                 torch.bmm(d, a, out=g)
             squares[start:stop] = scale.squared_norms(g)
-        return squares
+        if scale.entries is not None:
+            return squares
+        a, d = self.inputs.square() @ scale.columns, self.gradients.square() @ scale.rows
+        return torch.maximum(squares, _CANCELLED**2 * (a * d).sqrt_().sum(1).square_())
 
     def moments(self) -> Tensor:
         if self.inputs.shape[1] == 1:
@@ -258,6 +283,12 @@ class Several(Use):
     def keep(self, examples: Tensor) -> None:
         for use in self.uses:
             use.keep(examples)
+
+
+def sums_of_products(products: Tensor) -> tuple[Tensor, Tensor]:
+    """‖Σ_t g_t‖² of the products ⟨g_t, g_t'⟩ (b, T, T), and (Σ_t ‖g_t‖)²."""
+    norms = products.diagonal(dim1=1, dim2=2).clamp_min(0.0).sqrt()
+    return products.sum((1, 2)), norms.sum(1).square_()
 
 
 def separate(uses: Sequence[Use]) -> list[Use]:

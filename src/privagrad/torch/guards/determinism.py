@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -107,7 +108,8 @@ def undisturbed(module: nn.Module) -> Iterator[dict[str, Tensor]]:
     of_python, of_numpy = random.getstate(), np.random.get_state()  # noqa: NPY002
     written: dict[str, Tensor] = {}
     try:
-        with torch.random.fork_rng(), Deterministic():
+        with torch.random.fork_rng(), Deterministic(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
             torch.manual_seed(0)
             random.seed(0)
             np.random.seed(0)  # noqa: NPY002
@@ -118,9 +120,10 @@ def undisturbed(module: nn.Module) -> Iterator[dict[str, Tensor]]:
         with torch.no_grad():
             now = dict(module.named_buffers())
             for name, (buffer, before) in buffers.items():
+                # Writing to a buffer that has not changed would break the graphs it is in.
                 if now.get(name) is not buffer or not torch.equal(buffer, before):
                     written[name] = now.get(name, before).clone()
-                buffer.copy_(before)
+                    buffer.copy_(before)
                 if now.get(name) is not buffer:
                     owner, _, own = name.rpartition(".")
                     module.get_submodule(owner)._buffers[own] = buffer

@@ -184,11 +184,22 @@ class LossGuard:
                 steps, lambda s: self._refuse_moving_rows([s[-1]], "an input of the module")
             )
 
+    def check_rows(self, tensors: list[TracedTensor]) -> None:
+        """Refuse values for a criterion whose rows hold something of other examples."""
+        if not self.verify:
+            return
+        for tensor in tensors:
+            steps = history(tensor.node)
+            self._refuse_unknown(steps)
+            if not isinstance(steps[-1], Leaf):
+                self._if_due(steps, self._check_input)
+
     def _check_input(self, steps: list[TraceNode]) -> None:
         self._refuse_moving_rows(steps[-1:], "an input of the module")
 
     def _check(self, loss: TracedTensor) -> None:
         steps = history(loss.node)
+        self._refuse_unknown(steps)
         counts = {s.count for s in steps if isinstance(s, Output | SeparateLoss)}
         if counts == {0}:
             return
@@ -198,7 +209,6 @@ class LossGuard:
             raise UnverifiedError(
                 f"Expected a loss that is one number, found shape {tuple(loss.shape)}. {_ADVICE}"
             )
-        self._refuse_unknown(steps)
         # Passes of different sizes are refused in the backward pass.
         if len(counts) == 1 and counts != {1}:
             self._if_due(steps, self._check_trace)
@@ -294,7 +304,7 @@ class LossGuard:
                 )
             if mixed:
                 raise UnverifiedError(
-                    f"Expected {where} to be a sum or a mean over examples, found in it a value of "
+                    f"Expected {where} to keep examples apart, found in it a value of "
                     f"{node.name}() that depends on several examples of the batch (a count, a "
                     "normaliser, a mixture, another order): the gradient of an example would "
                     f"change with the others. {_ADVICE}"
@@ -305,7 +315,7 @@ class LossGuard:
         for step in steps:
             for value in step.constants:
                 if _telling(value) and (source := self._numbers.get(float(value))) is not None:
-                    self._refuse_moving_rows([source], f"the number {value} in the loss")
+                    self._refuse_moving_rows([source], f"a loss with the number {value}")
 
 
 def _fits(tensor: Tensor, layout: Layout, count: int) -> bool:

@@ -84,11 +84,12 @@ def mixing_in(
             # Such as probabilities that noise has made larger than 1, or a class that is none.
             continue
         for leaf, a, b in zip(leaves, together, after, strict=True):
-            if a is None or b is None or leaf.layout is None:
+            if a is None or b is None:
                 continue
-            rows = torch.tensor(kept)
-            split = leaf.layout.split
-            if not _close(split(a, size)[rows], split(b, size)[rows]):
+            if leaf.layout is not None:
+                rows = torch.tensor(kept)
+                a, b = (leaf.layout.split(g, size)[rows] for g in (a, b))
+            if not _close(a, b):
                 return "the gradient of an example changes with the outputs of others"
     return ""
 

@@ -14,7 +14,7 @@ from torch.nn.grad import conv1d_weight, conv2d_weight, conv3d_weight
 from privagrad.torch.layers._registry import frozen, layer
 from privagrad.torch.scales import Scale, accurate
 from privagrad.torch.tape import Saved, Tape
-from privagrad.torch.uses import Direct, Use
+from privagrad.torch.uses import Direct, Use, sums_of_products
 
 _WINDOWS = 2**20
 """Numbers in the windows that are laid out at a time."""
@@ -228,8 +228,8 @@ class Convolution(Use):
             d, a = self._matrices(slice(start, start + size), everything, buffer)
             products = torch.bmm(a.transpose(1, 2) * scale.columns, a)
             products *= torch.bmm(d.transpose(1, 2) * scale.rows, d)
-            parts.append(products.sum((1, 2)))
-        return torch.cat(parts).clamp_min_(0.0)
+            parts.append(sums_of_products(products))
+        return self.settled(*(torch.cat(each) for each in zip(*parts, strict=True)), scale)
 
     def total(self, weights: Tensor) -> Tensor:
         weights = weights.to(self.gradients.dtype)

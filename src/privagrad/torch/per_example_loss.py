@@ -1,0 +1,114 @@
+"""A criterion evaluated example by example: nothing is left to check."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import vmap
+
+from privagrad import _validate
+from privagrad.torch.guards.structure import map_tensors, tensors_of
+from privagrad.torch.guards.traced import TracedTensor, untraced
+
+
+class PerExampleLoss(nn.Module):
+    """``criterion(outputs, targets)`` of each example alone, and the mean (or sum) of these.
+
+    Whatever the criterion divides by, it sees one example: padding, class weights and normalisers
+    of one example cannot change another's gradient. Used in place of the criterion in a training
+    loop; without a private module's outputs it gives the same number.
+
+    Parameters
+    ----------
+    criterion : callable (outputs, targets) → loss of a batch
+    reduction : {"mean", "sum"}
+        As `loss_reduction` of make_private.
+    batch_first : bool
+        False: the examples are in the second dimension of outputs and targets, where they have one.
+
+    Guarantees
+    ----------
+    The loss of an example is a function of its own rows of the outputs and targets.
+    """
+
+    def __init__(
+        self,
+        criterion: Callable[..., Tensor],
+        reduction: str = "mean",
+        batch_first: bool = True,
+    ) -> None:
+        super().__init__()
+        self.criterion = criterion
+        self.reduction = _validate.choice("reduction", reduction, ("mean", "sum"))
+        self.batch_first = batch_first
+
+    def forward(self, *values: Any) -> Tensor:
+        """The loss of outputs, targets and whatever else the criterion takes, in its order."""
+        traced = [t for t in tensors_of(values) if isinstance(t, TracedTensor) and t.guard]
+        guard = traced[0].guard if traced else None
+        if guard is not None:
+            guard.check_rows(traced)
+        with torch._C.DisableTorchFunctionSubclass():
+            plain = untraced(values)
+            tensors = tensors_of(plain)
+            if not tensors:
+                raise ValueError("Expected outputs and targets that are tensors, found none.")
+            counts = {self._axis_size(t) for t in tensors}
+            if len(counts) != 1:
+                raise ValueError(
+                    "Expected outputs and targets with one row for each example, found "
+                    f"{' and '.join(map(str, sorted(counts)))} rows. Give PerExampleLoss the "
+                    "outputs as the module returned them; batch_first=False for examples in the "
+                    "second dimension."
+                )
+            losses = self._losses(plain, tensors, counts.pop())
+            loss = losses.sum()
+            if self.reduction == "mean":
+                loss = loss / max(1, len(losses))
+        return loss if guard is None else guard.separate_loss(loss, len(losses))
+
+    def _axis(self, tensor: Tensor) -> int:
+        return 0 if self.batch_first or tensor.dim() < 2 else 1
+
+    def _axis_size(self, tensor: Tensor) -> int:
+        if tensor.dim() == 0:
+            raise ValueError(
+                "Expected outputs and targets with one row for each example, found a single "
+                "number. Public numbers belong into the criterion itself."
+            )
+        return tensor.shape[self._axis(tensor)]
+
+    def _losses(self, values: Any, tensors: list[Tensor], count: int) -> Tensor:
+        """The loss of each example."""
+
+        def one(own: list[Tensor]) -> Tensor:
+            given = iter(own)
+
+            def row(tensor: Tensor) -> Tensor:
+                return next(given).unsqueeze(self._axis(tensor))
+
+            loss = self.criterion(*map_tensors(row, values))
+            if loss.numel() != 1:
+                raise ValueError(
+                    "Expected a criterion that gives one number for one example, found shape "
+                    f"{tuple(loss.shape)}: let it take the mean or the sum."
+                )
+            return loss.reshape(())
+
+        if count == 0:
+            # Something to call backward() on all the same.
+            roots = [t.reshape(-1) for t in tensors if t.requires_grad]
+            return torch.cat(roots) if roots else torch.zeros(0)
+        axes = [self._axis(tensor) for tensor in tensors]
+        try:
+            return vmap(one, in_dims=(axes,), randomness="different")(tensors)
+        except RuntimeError:
+            # Such as branches that depend on values, which vmap cannot take.
+            rows = [
+                one([t.select(axis, i) for t, axis in zip(tensors, axes, strict=True)])
+                for i in range(count)
+            ]
+            return torch.stack(rows)
