@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from numpy.random import Generator
@@ -19,39 +18,46 @@ from torch.utils.data import (
     RandomSampler,
     Sampler,
     SequentialSampler,
+    Subset,
+    SubsetRandomSampler,
 )
 
+from privagrad import _validate
 from privagrad.sampling import poisson_batches
+from privagrad.torch.charging import Draws, Part
 from privagrad.torch.processes import Processes
 
-Announce = Callable[["Part"], None]
-
-
-@dataclass(frozen=True)
-class Part:
-    """What is announced before it is used: a batch, or a part of one."""
-
-    size: int
-    first: bool
-    last: bool
+_NO_BATCH_SIZE = (
+    "Expected a data loader with a batch_size, found none: make_private needs it for the sampling "
+    "rate."
+)
 
 
 class PoissonBatches(Sampler[list[int]]):
     """Batches that hold each row of this process's share independently with the same probability.
 
-    `batch_size` is what all processes together expect.
+    `batch_size` is what all processes together expect; a pass has `steps` batches.
     """
 
     def __init__(
-        self, rows: int, batch_size: int, generator: Generator, processes: Processes
+        self,
+        rows: Sequence[int],
+        batch_size: int,
+        steps: int,
+        generator: Generator,
+        processes: Processes,
     ) -> None:
-        self.rate = batch_size / rows
-        self.steps = math.ceil(rows / batch_size)
-        self.share = range(processes.rank, rows, processes.count)
+        self.rate = batch_size / len(rows)
+        self.steps = steps
+        self.share = rows[processes.rank :: processes.count]
         self._generator = generator
 
     def __len__(self) -> int:
         return self.steps
+
+    def __deepcopy__(self, memo: Any) -> PoissonBatches:
+        """A copy of a loader draws on: with a copy of the generator it would repeat batches."""
+        return self
 
     def __iter__(self) -> Iterator[list[int]]:
         for batch in poisson_batches(len(self.share), self.rate, self.steps, self._generator):
@@ -83,29 +89,16 @@ class SplitBatches(Sampler[list[int]]):
                 yield part
 
 
-@dataclass
-class Passes:
-    """How often a loader was started over, the last pass that has been paid for, and whether its
-    last batch still waits for a step."""
-
-    begun: int = 0
-    charged: int = 0
-    fresh: bool = False
-
-
 class PrivateLoader(DataLoader[Any]):
-    """A data loader that announces every batch before it is used, and counts its passes."""
+    """A data loader whose batches are charged and announced before the loop has them."""
 
     def __init__(
-        self,
-        loader: DataLoader[Any],
-        batches: Any,
-        announce: Announce,
-        passes: Passes,
-        most: int | None = None,
+        self, loader: DataLoader[Any], batches: Any, draws: Draws, most: int | None = None
     ) -> None:
+        if most is not None:
+            _validate.whole("max_physical_batch_size", most)
         self._notes: deque[Part] = deque()
-        self.announce, self.batches, self.passes = announce, batches, passes
+        self.batches, self.draws = batches, draws
         options: dict[str, Any] = {
             "num_workers": loader.num_workers,
             "pin_memory": loader.pin_memory,
@@ -128,13 +121,15 @@ class PrivateLoader(DataLoader[Any]):
         )
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
+        return self._handed_out(self.draws.begin())
+
+    def _handed_out(self, iterator: int) -> Iterator[Any]:
+        self.draws.check(iterator)
         self._notes.clear()
-        self.passes.begun += 1
         for batch in super().__iter__():
-            part = self._notes.popleft()
-            self.passes.fresh = True
-            self.announce(part)
+            self.draws.hand_out(iterator, self._notes.popleft())
             yield batch
+            self.draws.check(iterator)
 
 
 class CollateAny:
@@ -153,36 +148,96 @@ class CollateAny:
 
 
 def rows_of(loader: DataLoader[Any]) -> int:
-    """How many rows the loader's data set has; refuses one that is a stream."""
-    if isinstance(loader.dataset, IterableDataset):
+    """How many rows the loader's data set has; refuses a stream, and one that repeats rows."""
+    if isinstance(loader, PrivateLoader):
+        raise ValueError(
+            "Expected a data loader that is not private yet, found one that make_private "
+            "returned: give make_private the data loader that it was made from."
+        )
+    data = loader.dataset
+    if isinstance(data, IterableDataset):
         raise TypeError(
             "Expected a data set with a length and rows by number, found an IterableDataset: rows "
             "of a stream cannot be sampled independently. Load it into a list or a table."
         )
-    return len(loader.dataset)  # type: ignore[arg-type]
+    if isinstance(data, Subset) and len({int(row) for row in data.indices}) < len(data):
+        raise ValueError(
+            "Expected a data set that holds each row once, found a Subset that repeats some: a "
+            "row that is in a batch twice moves the sum by twice the bound. Take out the repeats."
+        )
+    return len(data)  # type: ignore[arg-type]
 
 
-def batch_size_of(loader: DataLoader[Any], processes: Processes) -> int:
+def sampler_of(loader: DataLoader[Any]) -> Any:
+    """What chooses the rows: of a loader with a batch sampler, the sampler inside it."""
+    if loader.batch_sampler is None:
+        raise ValueError(_NO_BATCH_SIZE)
+    if type(loader.batch_sampler) is BatchSampler:
+        return loader.batch_sampler.sampler
+    return loader.batch_sampler
+
+
+def sampled_rows(loader: DataLoader[Any], processes: Processes) -> Sequence[int]:
+    """The rows that the loader's sampler chooses from, for Poisson batches of exactly these.
+
+    Guarantees
+    ----------
+    Rows that the sampler leaves out are never drawn. Which rows it chooses from must be public.
+    """
+    rows, sampler = rows_of(loader), sampler_of(loader)
+    kind = type(sampler)
+    if kind is SubsetRandomSampler:
+        chosen = [int(row) for row in sampler.indices]
+        if len(set(chosen)) < len(chosen) or not all(0 <= row < rows for row in chosen):
+            raise ValueError(
+                f"Expected a SubsetRandomSampler of different rows between 0 and {rows - 1} with "
+                "poisson_sampling=True, found repeated rows or others."
+            )
+        return chosen
+    if kind in (SequentialSampler, RandomSampler) and len(sampler.data_source) == rows:
+        return range(rows)
+    if kind is DistributedSampler and len(sampler.dataset) == rows:
+        if (sampler.num_replicas, sampler.rank) == (processes.count, processes.rank):
+            return range(rows)
+        raise ValueError(
+            f"Expected a DistributedSampler for rank {processes.rank} of {processes.count} "
+            "processes, those of the module, with poisson_sampling=True, found one for rank "
+            f"{sampler.rank} of {sampler.num_replicas}."
+        )
+    raise ValueError(
+        "Expected a data loader that chooses from all rows of its data set (in order, shuffled or "
+        "by DistributedSampler) or from those of a SubsetRandomSampler, found a "
+        f"{kind.__name__}: poisson_sampling=True would draw other rows, or the same rows with "
+        "other probabilities. Use one of those, or say poisson_sampling=False."
+    )
+
+
+def steps_of(loader: DataLoader[Any], rows: Sequence[int] | None, batch_size: int) -> int:
+    """How many batches a pass has: Poisson batches from `rows`, or for None the loader's own."""
+    if rows is None:
+        return len(loader)
+    sampler = sampler_of(loader)
+    taken = sampler.num_samples if isinstance(sampler, RandomSampler) else len(rows)
+    return math.ceil(taken / batch_size)
+
+
+def batch_size_of(loader: DataLoader[Any], rows: Sequence[int] | None, processes: Processes) -> int:
     """How many rows all processes together take in one step."""
+    most = rows_of(loader) if rows is None else len(rows)
     size = loader.batch_size
     if size is None:
         size = getattr(loader.batch_sampler, "batch_size", None)
     if size is None:
-        raise ValueError(
-            "Expected a data loader with a batch_size, found none: make_private needs it for the "
-            "sampling rate."
-        )
-    sampler = loader.sampler
-    shared = isinstance(sampler, DistributedSampler)
-    return min(int(size) * (processes.count if shared else 1), rows_of(loader))
+        raise ValueError(_NO_BATCH_SIZE)
+    shared = isinstance(sampler_of(loader), DistributedSampler)
+    return min(int(size) * (processes.count if shared else 1), most)
 
 
-def refuse_repeats(loader: DataLoader[Any], poisson: bool) -> None:
+def refuse_repeats(loader: DataLoader[Any]) -> None:
     """Refuse a sampler that hands the same row to two processes to fill up their shares."""
-    sampler = loader.sampler
+    sampler = sampler_of(loader)
     if (
-        not poisson
-        and isinstance(sampler, DistributedSampler)
+        isinstance(sampler, DistributedSampler)
         and not sampler.drop_last
         and rows_of(loader) % sampler.num_replicas
     ):
@@ -195,11 +250,12 @@ def refuse_repeats(loader: DataLoader[Any], poisson: bool) -> None:
 
 def takes_each_row_once(loader: DataLoader[Any]) -> bool:
     """Whether one pass of the loader holds no row twice."""
-    sampler = loader.sampler
-    plain = type(loader.batch_sampler) is BatchSampler
-    if isinstance(sampler, RandomSampler):
-        return plain and not sampler.replacement and sampler.num_samples <= rows_of(loader)
-    return plain and isinstance(sampler, (SequentialSampler, DistributedSampler))
+    sampler = sampler_of(loader)
+    if type(sampler) is RandomSampler:
+        return not sampler.replacement and sampler.num_samples <= len(sampler.data_source)
+    if type(sampler) is SubsetRandomSampler:
+        return len({int(row) for row in sampler.indices}) == len(sampler.indices)
+    return type(sampler) in (SequentialSampler, DistributedSampler)
 
 
 class BatchMemoryManager:
@@ -219,15 +275,11 @@ class BatchMemoryManager:
             raise TypeError("Expected the data loader that make_private returned, found another.")
         self.optimizer = optimizer
         self.parts = PrivateLoader(
-            data_loader,
-            data_loader.batches,
-            data_loader.announce,
-            data_loader.passes,
-            max_physical_batch_size,
+            data_loader, data_loader.batches, data_loader.draws, max_physical_batch_size
         )
 
     def __enter__(self) -> DataLoader[Any]:
         return self.parts
 
     def __exit__(self, *_: object) -> None:
-        self.optimizer.last_chunk = True
+        self.parts.draws.leave()
