@@ -237,9 +237,7 @@ class PrivacyEngine:
 
     @staticmethod
     def get_compatible_module(module: nn.Module, **options: Any) -> nn.Module:
-        fixed = ModuleValidator.fix(module, **options)
-        ModuleValidator.validate(fixed, strict=True)
-        return fixed
+        return ModuleValidator.fix_and_validate(module, **options)
 
     def save_checkpoint(
         self,
