@@ -35,6 +35,8 @@ from privagrad.accounting import PrivacyPlan
 from privagrad.events import GaussianEvent
 from privagrad.mechanism import GaussianSum
 from privagrad.torch import BatchMemoryManager, PrivacyEngine
+from privagrad.torch.loaders import refuse_repeats
+from privagrad.torch.processes import Processes
 from tests.torch.small import Run, private, sgd, table
 
 
@@ -482,6 +484,19 @@ class TestSamplers:
         run = of_loader(loader, poisson_sampling=False)
         run.epoch()
         assert charged(run) == 4
+
+    def test_processes_that_could_take_the_same_row_are_refused(self) -> None:
+        two = Processes(0, 2)
+        shared = DistributedSampler(table(), num_replicas=2, rank=0)
+        refuse_repeats(DataLoader(table(), batch_size=8, sampler=shared), two)
+        for loader in (
+            DataLoader(table(), batch_size=8, shuffle=True),
+            DataLoader(
+                table(), batch_size=8, sampler=DistributedSampler(table(), num_replicas=2, rank=1)
+            ),
+        ):
+            with pytest.raises(ValueError, match="could take the same row in one step"):
+                refuse_repeats(loader, two)
 
     def test_a_target_counts_the_steps_of_a_sampler_that_repeats(self) -> None:
         module, engine = nn.Linear(5, 3), PrivacyEngine()

@@ -39,6 +39,8 @@ class Draws:
         least noise.
     announce : callable
         Told of each part before the loop has it.
+    noise : callable
+        The noise multiplier that the next release is expected to have.
     """
 
     def __init__(

@@ -116,6 +116,7 @@ class PrivacyEngine:
         clipping, grad_sample_mode : str
             As in Opacus; "flat" is the only clipping, and all modes give the same gradients.
         """
+        self.accountant.check_process()
         _refuse_other_modes(clipping, grad_sample_mode)
         noise = noise_of(noise_multiplier)
         radius = _validate.positive("max_grad_norm", max_grad_norm)
@@ -161,7 +162,7 @@ class PrivacyEngine:
         )  # fmt: skip
         batches: Any = data_loader.batch_sampler
         if rows is None:
-            refuse_repeats(data_loader)
+            refuse_repeats(data_loader, processes)
         else:
             steps = steps_of(data_loader, rows, batch_size)
             batches = PoissonBatches(rows, batch_size, steps, source.sampler, processes)

@@ -233,14 +233,19 @@ def batch_size_of(loader: DataLoader[Any], rows: Sequence[int] | None, processes
     return min(int(size) * (processes.count if shared else 1), most)
 
 
-def refuse_repeats(loader: DataLoader[Any]) -> None:
-    """Refuse a sampler that hands the same row to two processes to fill up their shares."""
+def refuse_repeats(loader: DataLoader[Any], processes: Processes) -> None:
+    """Refuse samplers that hand the same row to two processes."""
     sampler = sampler_of(loader)
-    if (
-        isinstance(sampler, DistributedSampler)
-        and not sampler.drop_last
-        and rows_of(loader) % sampler.num_replicas
+    shared = isinstance(sampler, DistributedSampler)
+    if processes.count > 1 and not (
+        shared and (sampler.num_replicas, sampler.rank) == (processes.count, processes.rank)
     ):
+        raise ValueError(
+            f"Expected a DistributedSampler for {processes.count} processes with "
+            f"poisson_sampling=False, found {type(sampler).__name__}: two processes could take the "
+            "same row in one step, which moves the sum by twice the bound."
+        )
+    if shared and not sampler.drop_last and rows_of(loader) % sampler.num_replicas:
         raise ValueError(
             f"Expected a DistributedSampler that repeats no rows, found one that fills up "
             f"{rows_of(loader)} rows for {sampler.num_replicas} processes: set drop_last=True, or "
