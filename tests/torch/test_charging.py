@@ -255,6 +255,18 @@ class TestDraws:
         with pytest.raises(RuntimeError, match="one iterator at a time"):
             next(outer)
 
+    def test_an_older_iterator_takes_nothing_from_the_newer(self) -> None:
+        """Batches that workers have fetched keep their sizes: steps on them are accepted."""
+        run = of_loader(DataLoader(table(), batch_size=8, num_workers=1, prefetch_factor=2))
+        older = iter(run.loader)
+        next(older)
+        for batch, (x, y) in enumerate(run.loader):
+            run.step(F.cross_entropy, x, y)
+            if batch == 1:
+                with pytest.raises(RuntimeError, match="one iterator at a time"):
+                    next(older)
+        assert charged(run) == 9
+
     def test_every_pass_that_is_begun_is_charged(self) -> None:
         """With rows in another order each time, a row could be in a step of each pass."""
         run = private(noise_multiplier=1.0)
@@ -539,7 +551,7 @@ class TestProcesses:
         run = private(noise_multiplier=1.0, poisson_sampling=True)
         run.epoch()
         for _ in range(2):
-            found = self.child(run.epoch)
+            found = self.child(lambda: next(iter(run.loader)))
             assert "RuntimeError" in found
             assert "in the process that trains" in found
         run.epoch()
@@ -682,6 +694,9 @@ def test_no_loop_releases_more_than_is_charged(
                 charges[event.noise_multiplier] += event.count
             assert charged(run) == (sum(firsts) if poisson_sampling else passes) + repeats
             if poisson_sampling:
+                assert repeats == sum(
+                    e.count for e in run.engine.accountant.events if e.sampling is None
+                )
                 for noise in (0.5, 1.0, 2.0):
                     least = sum(z <= noise for z in made)
                     assert sum(n for z, n in charges.items() if z <= noise) >= least
