@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.utils.data import (
     BatchSampler,
+    ConcatDataset,
     DataLoader,
     DistributedSampler,
     RandomSampler,
@@ -481,9 +482,13 @@ class TestSamplers:
 
     @pytest.mark.parametrize("poisson_sampling", [True, False])
     def test_a_data_set_that_repeats_rows_is_refused(self, poisson_sampling: bool) -> None:
-        loader = DataLoader(Subset(table(), [0, 1, 1, 2]), batch_size=2)
-        with pytest.raises(ValueError, match="each row once"):
-            of_loader(loader, poisson_sampling=poisson_sampling)
+        data = table()
+        twice = Subset(data, [0, 1, 1, 2])
+        for repeated in (twice, Subset(twice, [0, 1, 2]), ConcatDataset([data, data])):
+            with pytest.raises(ValueError, match="each row once"):
+                of_loader(DataLoader(repeated, batch_size=2), poisson_sampling=poisson_sampling)
+        for different in (Subset(data, [3, 1, 2]), ConcatDataset([data, table(8)])):
+            of_loader(DataLoader(different, batch_size=2), poisson_sampling=poisson_sampling)
 
     def test_a_sampler_within_batches_is_seen(self) -> None:
         """Rows that come twice in a pass are not paid by one release."""

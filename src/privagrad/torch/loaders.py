@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 from torch.utils.data import (
     BatchSampler,
+    ConcatDataset,
     DataLoader,
     DistributedSampler,
     IterableDataset,
@@ -160,12 +161,23 @@ def rows_of(loader: DataLoader[Any]) -> int:
             "Expected a data set with a length and rows by number, found an IterableDataset: rows "
             "of a stream cannot be sampled independently. Load it into a list or a table."
         )
-    if isinstance(data, Subset) and len({int(row) for row in data.indices}) < len(data):
+    if _repeats_rows(data):
         raise ValueError(
-            "Expected a data set that holds each row once, found a Subset that repeats some: a "
-            "row that is in a batch twice moves the sum by twice the bound. Take out the repeats."
+            "Expected a data set that holds each row once, found a Subset or ConcatDataset that "
+            "repeats some: a row that is in a batch twice moves the sum by twice the bound. Take "
+            "out the repeats."
         )
     return len(data)  # type: ignore[arg-type]
+
+
+def _repeats_rows(data: Any) -> bool:
+    if isinstance(data, Subset):
+        different = len({int(row) for row in data.indices})
+        return different < len(data.indices) or _repeats_rows(data.dataset)
+    if isinstance(data, ConcatDataset):
+        different = len({id(part) for part in data.datasets})
+        return different < len(data.datasets) or any(map(_repeats_rows, data.datasets))
+    return False
 
 
 def sampler_of(loader: DataLoader[Any]) -> Any:
