@@ -226,6 +226,7 @@ class TestDraws:
             run.step(F.cross_entropy, x, y)
             assert charged(run) == done + 1
 
+    @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
     @pytest.mark.parametrize("workers", [0, 1])
     def test_batches_that_workers_fetch_ahead_are_not(self, workers: int) -> None:
         options = {"num_workers": 1, "prefetch_factor": 4} if workers else {}
@@ -256,6 +257,7 @@ class TestDraws:
         with pytest.raises(RuntimeError, match="one iterator at a time"):
             next(outer)
 
+    @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
     def test_an_older_iterator_takes_nothing_from_the_newer(self) -> None:
         """Batches that workers have fetched keep their sizes: steps on them are accepted."""
         run = of_loader(DataLoader(table(), batch_size=8, num_workers=1, prefetch_factor=2))

@@ -78,6 +78,16 @@ def test_every_step_is_charged_with_its_own_noise() -> None:
     assert run.engine.report(1e-5).events == expected
 
 
+def test_schedules_of_opacus_are_charged_too() -> None:
+    run = private(noise_multiplier=2.0, poisson_sampling=True)
+    schedule = opacus.schedulers.ExponentialNoise(run.optimizer, gamma=0.5)
+    for _ in range(2):
+        run.epoch()
+        schedule.step()
+    found = [(event.noise_multiplier, event.count) for event in run.engine.accountant.events]
+    assert found == [(2.0, 4), (1.0, 4)]
+
+
 def test_a_schedule_by_steps_is_charged_step_by_step() -> None:
     run = private(noise_multiplier=4.0, poisson_sampling=True)
     schedule = ExponentialNoise(run.optimizer, gamma=0.5)
