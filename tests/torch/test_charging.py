@@ -36,7 +36,6 @@ from privagrad.accounting import PrivacyPlan
 from privagrad.events import GaussianEvent
 from privagrad.mechanism import GaussianSum
 from privagrad.torch import BatchMemoryManager, PrivacyEngine
-from privagrad.torch.loaders import refuse_repeats
 from privagrad.torch.processes import Processes
 from tests.torch.small import Run, private, sgd, table
 
@@ -505,6 +504,8 @@ class TestSamplers:
         assert charged(run) == 4
 
     def test_processes_that_could_take_the_same_row_are_refused(self) -> None:
+        from privagrad.torch.samplers import refuse_repeats
+
         two = Processes(0, 2)
         shared = DistributedSampler(table(), num_replicas=2, rank=0)
         refuse_repeats(DataLoader(table(), batch_size=8, sampler=shared), two)

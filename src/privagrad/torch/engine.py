@@ -21,9 +21,12 @@ from privagrad.noise import RandomState, random_source
 from privagrad.torch import checkpoints
 from privagrad.torch.charging import Draws, Part
 from privagrad.torch.ellipsoids import Shape, agree_on, choose_scales
-from privagrad.torch.loaders import (
-    PoissonBatches,
-    PrivateLoader,
+from privagrad.torch.loaders import PoissonBatches, PrivateLoader
+from privagrad.torch.module import PrivateModule
+from privagrad.torch.moments import Per
+from privagrad.torch.optimizer import PrivateOptimizer, noise_of
+from privagrad.torch.processes import Processes
+from privagrad.torch.samplers import (
     batch_size_of,
     refuse_repeats,
     rows_of,
@@ -31,10 +34,6 @@ from privagrad.torch.loaders import (
     steps_of,
     takes_each_row_once,
 )
-from privagrad.torch.module import PrivateModule
-from privagrad.torch.moments import Per
-from privagrad.torch.optimizer import PrivateOptimizer, noise_of
-from privagrad.torch.processes import Processes
 from privagrad.torch.spending import Spending
 from privagrad.torch.tape import Tape
 from privagrad.torch.validator import ModuleValidator
@@ -137,6 +136,7 @@ class PrivacyEngine:
         self.seeded |= source.seeded
 
         tape = Tape(parameters, batch_first)
+        _refuse_private(data_loader)
         rows = sampled_rows(data_loader, processes) if poisson_sampling else None
         batch_size = batch_size_of(data_loader, rows, processes)
         event = _event(rows, batch_size)
@@ -194,6 +194,7 @@ class PrivacyEngine:
                 "infinite already. Use a new engine, for other data."
             )
         processes = Processes.of(module)
+        _refuse_private(data_loader)
         rows = sampled_rows(data_loader, processes) if poisson_sampling else None
         size = batch_size_of(data_loader, rows, processes)
         once = rows is None and takes_each_row_once(data_loader)
@@ -276,6 +277,14 @@ def _event(rows: Sequence[int] | None, batch_size: int) -> GaussianEvent:
     if rows is None:
         return GaussianEvent(1.0, purpose="gradients", under="replace-one")
     return GaussianEvent(1.0, 1, "poisson", len(rows), batch_size, "gradients")
+
+
+def _refuse_private(loader: DataLoader[Any]) -> None:
+    if isinstance(loader, PrivateLoader):
+        raise ValueError(
+            "Expected a data loader that is not private yet, found one that make_private "
+            "returned: give make_private the data loader that it was made from."
+        )
 
 
 def _refuse_other_modes(clipping: str, mode: str) -> None:
