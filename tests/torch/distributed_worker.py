@@ -53,6 +53,9 @@ def train(task: str, rank: int, processes: int) -> dict[str, object]:
         ellipsoid=None if task == "sum" else scales,
         poisson_sampling=task != "sum",
     )
+    if rank:  # the first process's numbers count
+        optimizer.noise_multiplier, optimizer.max_grad_norm = 40.0, 30.0
+        optimizer.expected_batch_size = 0.1
     gradients, sizes = [], []
     for _ in range(epochs):
         for x, y in loader:

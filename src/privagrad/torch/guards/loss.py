@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -64,6 +64,8 @@ class LossGuard:
         self._lost: list[Tensor] = []
         self._owners: dict[tuple[int, int], Owners] = {}
         self._batch_is_known = False
+        self._number = 0
+        self.other_batch: Callable[[], None] = lambda: None
 
     def __deepcopy__(self, memo: Any) -> LossGuard:
         return LossGuard(Tape({}), False)
@@ -75,12 +77,14 @@ class LossGuard:
         self._of_batch.clear()
         self._numbers.clear()
         self._lost.clear()
+        self._number += 1
+        number = self._number
         if not self.verify:
             return batch
 
         def traced(tensor: Tensor) -> Tensor:
             layout = next(row_layouts(tensor.shape, count), None) if count else Layout(0)
-            return TracedTensor.of(tensor, FromBatch(tensor, count, layout, False), self)
+            return TracedTensor.of(tensor, FromBatch(tensor, count, layout, number), self)
 
         return map_tensors(traced, batch)
 
@@ -176,9 +180,11 @@ class LossGuard:
         self._batch_is_known = any(isinstance(t, TracedTensor) for t in tensors_of(inputs))
         for tensor in tensors_of(inputs):
             node = getattr(tensor, "node", None)
+            steps = history(node)
+            if any(isinstance(s, FromBatch) and s.number != self._number for s in steps):
+                self.other_batch()
             if not self.verify or node is None or isinstance(node, FromBatch):
                 continue
-            steps = history(node)
             self._refuse_unknown(steps)
             self._if_due(
                 steps, lambda s: self._refuse_moving_rows([s[-1]], "an input of the module")

@@ -138,7 +138,11 @@ class SeparateLoss(Leaf):
 
 
 class FromBatch(Leaf):
-    """A tensor of the batch that the private data loader drew."""
+    """A tensor of a batch that the private data loader drew, by the number of the batch."""
+
+    def __init__(self, values: Tensor, count: int, layout: Layout | None, number: int) -> None:
+        super().__init__(values, count, layout, False)
+        self.number = number
 
 
 @dataclass
