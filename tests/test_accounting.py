@@ -177,6 +177,16 @@ def test_relations_do_not_mix():
         pg.PrivacyPlan(tuple(mixed))
 
 
+def test_relations_have_one_name_and_a_former_one():
+    assert pg.PrivacyPlan((pg.GaussianEvent(1.0),)).relation == "zero-out"
+    old = pg.GaussianEvent(1.0, under="add-or-remove-one")  # type: ignore[arg-type]
+    assert old == pg.GaussianEvent(1.0, under="zero-out")
+    with pytest.raises(ValueError, match="zero-out, replace-one"):
+        pg.GaussianEvent(1.0, under="replace-two")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"under='zero-out' or None with sampling='poisson'"):
+        pg.GaussianEvent(1.0, 1, "poisson", 10, 2, under="replace-one")
+
+
 def test_repeated_calibration_is_cached():
     pg.PrivacyPlan.calibrate(**SETTINGS[0])
     hits = _calibrated.cache_info().hits
