@@ -7,13 +7,14 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy import stats
 from scipy.special import log_ndtr
 
 from privagrad.accounting import PrivacyPlan
 from privagrad.composition import Composition, gaussian_delta, gaussian_epsilon
 from privagrad.events import Event, GaussianEvent, ObjectiveEvent, SelectEvent
 from privagrad.ledger import merged
-from privagrad.privacy_loss import on_grid, poisson_tails
+from privagrad.privacy_loss import LossGrid, on_grid, poisson_tails
 
 STEPS = [1, 7, 5000, 10**6]
 NOISES = [1, 3.7, 100, 300]
@@ -96,6 +97,30 @@ def test_the_transform_agrees_with_sums_of_products(removed, delta):
     assert direct(epsilon) >= delta * (1 - 1e-5)
     apart = Composition([(grid, 3), (grid, 1), (grid, 4)], interval)
     assert apart.epsilon(delta) == pytest.approx(epsilon, rel=1e-7)
+
+
+@pytest.mark.parametrize("count", [1, 10, 1000, 10**6])
+def test_the_bound_on_rounding_holds(count):
+    """Sums of fair coins are binomial: what is computed differs by less than the bound."""
+    coin = LossGrid(0, np.array([0.5, 0.5]), 0.0, 0.0)
+    composition = Composition([(coin, count)], 0.1)
+    reach = math.ceil(8 * math.sqrt(count)) + 4
+    first, size = count // 2 - reach, 2 ** math.ceil(math.log2(2 * reach))
+    found, bound = composition._convolved([np.array([0.5, 0.5])], first, size)
+    exact = stats.binom(count, 0.5).pmf(np.arange(first, first + size))
+    assert 0 < bound < 1e-6 * exact.max()
+    # What lies outside of eight deviations is wrapped into the window.
+    assert np.abs(found - exact).max() <= bound + 1e-15 * exact.max()
+
+
+def test_infinite_losses_are_paid_from_delta():
+    interval, count = 0.01, 10
+    grid = on_grid(poisson_tails(1.0, 0.1, True, 1e-25), interval)
+    plain = Composition([(grid, count)], interval)
+    leaking = Composition([(replace(grid, certain=1e-7), count)], interval)
+    assert leaking.epsilon(3e-6) == pytest.approx(plain.epsilon(2e-6), rel=1e-6)
+    assert leaking.epsilon(0.9e-6) == math.inf
+    assert leaking.delta(2.0) == pytest.approx(plain.delta(2.0) + 1e-6, rel=1e-6)
 
 
 @pytest.mark.parametrize("epsilon", [-0.05, 0.0, 0.3, 5.0, 60.0])
