@@ -36,12 +36,11 @@ def gaussian_delta(epsilon: float, mu: float) -> float:
     from scipy.special import erfcx, ndtr
 
     a = mu / 2 - epsilon / mu
-    slack = 8 * ROUNDING * (4 + a * a + abs(epsilon) / mu + mu)
-    if a > 0:
-        second = ndtr(a - mu) * math.exp(epsilon) if epsilon < 700 else 0.0
-        return min(1.0, float(ndtr(a) * (1 + slack) - second * (1 - slack)))
-    ratios = erfcx(-a / math.sqrt(2)) * (1 + slack) - erfcx((mu - a) / math.sqrt(2)) * (1 - slack)
-    return float(math.exp(-a * a / 2) / 2 * max(ratios, 0.0))
+    slack = 8 * ROUNDING * (4 + (1 + abs(a)) * (abs(a) + abs(epsilon) / mu + mu))
+    density = math.exp(-a * a / 2) / 2
+    first = ndtr(a) if a > 0 else density * erfcx(-a / math.sqrt(2))
+    second = density * erfcx((mu - a) / math.sqrt(2))
+    return float(np.clip(first * (1 + slack) - second * (1 - slack), 0.0, 1.0))
 
 
 def gaussian_epsilon(delta: float, mu: float) -> float:

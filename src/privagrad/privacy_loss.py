@@ -90,9 +90,10 @@ def on_grid(tails: Tails, interval: float) -> LossGrid:
     masses[0] = max(1.0 - above[0], 0.0)
     masses[:-1] += mass - upper
     masses[1:] += upper
-    # A normal tail at t has relative error of about t² roundings, a loss of about its own size;
-    # the division by the interval enlarges both.
-    depth = 8 + 2 * 12.0**2 + 2 * max(abs(tails.low), abs(tails.high))
+    # A normal tail at t has a relative error of about t² ≈ -2 log(tail) roundings, a loss one of
+    # about its own size; the division by the interval enlarges both.
+    least = float(above[above > 0].min())
+    depth = 8 - 4 * math.log(least) + 2 * max(abs(tails.low), abs(tails.high))
     rounding = 8 * ROUNDING * depth / min(interval, 1.0)
     return LossGrid(first, masses, float(above[-1]) + tails.certain, rounding)
 
