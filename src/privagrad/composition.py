@@ -181,7 +181,7 @@ class Composition:
         low, high = math.log(1e-3 / (widest + deviation)), math.log(1e2 / deviation)
         found = minimize_scalar(
             lambda x: bound(math.exp(x)), bounds=(low, high), method="bounded",
-            options={"xatol": 0.02},
+            options={"xatol": 0.1},
         )  # fmt: skip
         return math.exp(found.x)
 
