@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
-from scipy.special import log_ndtr
+from scipy.special import log_ndtr, ndtr
 
 from privagrad.accounting import PrivacyPlan
 from privagrad.composition import Composition, gaussian_delta, gaussian_epsilon
 from privagrad.events import Event, GaussianEvent, ObjectiveEvent, SelectEvent
 from privagrad.ledger import merged
-from privagrad.privacy_loss import LossGrid, on_grid, poisson_tails
+from privagrad.privacy_loss import LossGrid, Tails, fixed_size_tails, on_grid, poisson_tails
 
 STEPS = [1, 7, 5000, 10**6]
 NOISES = [1, 3.7, 100, 300]
@@ -207,6 +207,53 @@ def test_fixed_sizes_cost_at_least_a_concrete_worst_case(steps, noise, rate, del
     assert worst < bound
     if sampling == "without_replacement":
         assert bound < 2 * worst
+
+
+def two_sided_tails(mu: float, rate: float) -> Tails:
+    """All rows are 0 but one, which is +1 or -1: (1 - q) N(0, 1) + q N(±mu, 1)."""
+
+    def loss_at(x):
+        up, down = (np.log(rate) + sign * mu * x - mu * mu / 2 for sign in (1, -1))
+        return np.logaddexp(np.log1p(-rate), up) - np.logaddexp(np.log1p(-rate), down)
+
+    def of(losses):
+        low, high = np.full_like(losses, -40.0), np.full_like(losses, 40.0)
+        for _ in range(70):
+            middle = (low + high) / 2
+            below = loss_at(middle) < losses
+            low, high = np.where(below, middle, low), np.where(below, high, middle)
+        nothing = (1 - rate) * ndtr(-low)
+        return nothing + rate * ndtr(mu - low), nothing + rate * ndtr(-mu - low)
+
+    return Tails(of, float(loss_at(-9.0)), float(loss_at(12.0 + mu)))
+
+
+@pytest.mark.parametrize(("noise", "rate"), [(0.5, 0.1), (1.0, 0.01), (2.0, 0.3), (8.0, 0.02)])
+def test_the_fixed_size_pair_dominates_concrete_tables(noise, rate):
+    """δ(ε) of one step lies above those of three pairs of tables, at negative ε as well."""
+    event = GaussianEvent(noise, 1, "without_replacement", 1000, round(1000 * rate))
+    epsilons = np.concatenate([-np.geomspace(1e-3, 4, 60), [0.0], np.geomspace(1e-3, 6, 60)])
+
+    def profile(tails):
+        upper, lower = tails.of(epsilons)
+        return upper - np.exp(epsilons) * lower
+
+    bound = profile(fixed_size_tails(event, 1e-25))
+    for tails in (
+        poisson_tails(2 / noise, rate, True, 1e-25),
+        poisson_tails(2 / noise, rate, False, 1e-25),
+        two_sided_tails(1 / noise, rate),
+    ):
+        assert np.all(bound >= profile(tails) - 1e-14)
+
+
+@pytest.mark.parametrize(("steps", "noise", "rate", "delta"), SAMPLED[:7])
+def test_fixed_sizes_cost_at_least_what_a_change_of_sign_costs(steps, noise, rate, delta):
+    event = replace(poisson(steps, noise, rate), sampling="without_replacement")
+    interval = 2 * rate * math.sqrt(math.expm1(noise**-2)) / 20
+    grid = on_grid(two_sided_tails(1 / noise, rate), interval)
+    concrete = Composition([(grid, steps)], interval).epsilon(delta)
+    assert concrete < PrivacyPlan((event,)).epsilon(delta)
 
 
 ZERO_OUT: list[Event] = [
