@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import scipy.fft
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
@@ -111,6 +112,74 @@ def test_the_bound_on_rounding_holds(count):
     assert 0 < bound < 1e-6 * exact.max()
     # What lies outside of eight deviations is wrapped into the window.
     assert np.abs(found - exact).max() <= bound + 1e-15 * exact.max()
+
+
+@pytest.mark.parametrize("count", [2, 1000, 10**6])
+def test_the_bound_covers_the_worst_error_of_the_transform(count, monkeypatch):
+    """A spectrum that is off by what its own bound allows, in the most harmful direction."""
+    masses, size = stats.binom(40, 0.5).pmf(np.arange(41)), 2 ** (17 if count > 1000 else 13)
+    composition = Composition([(LossGrid(0, masses, 0.0, 0.0), count)], 0.1)
+    first = 20 * count - size // 2
+    exact, _ = composition._convolved([masses], first, size)
+    transform = scipy.fft.rfft
+
+    def wrong(values):
+        spectrum = transform(values)
+        weights = np.abs(spectrum) ** (count - 1)
+        phases = np.exp(-1j * (count - 1) * np.angle(spectrum))
+        allowed = 8 * 2.0**-53 * math.log2(size) * np.linalg.norm(values) * math.sqrt(size / 2)
+        return spectrum + 0.9 * allowed * phases * weights / np.linalg.norm(weights)
+
+    monkeypatch.setattr(scipy.fft, "rfft", wrong)
+    found, bound = composition._convolved([masses], first, size)
+    moved = np.abs(found - exact).max()
+    assert bound / 4 < moved <= bound
+
+
+@pytest.mark.parametrize("delta", [1e-4, 1e-9])
+def test_errors_within_the_bound_do_not_lower_epsilon(delta, monkeypatch):
+    interval, steps = 0.01, 50
+    grid = on_grid(poisson_tails(1.0, 0.1, True, 1e-25), interval)
+    composition = Composition([(grid, steps)], interval)
+    right = composition.epsilon(delta)
+    convolved = Composition._convolved
+
+    def too_small(self, *arguments):
+        found, _ = convolved(self, *arguments)
+        bound = 0.01 * found.max()
+        return found - bound, bound
+
+    monkeypatch.setattr(Composition, "_convolved", too_small)
+    assert composition.epsilon(delta) >= right * (1 - 1e-12)
+    assert composition.delta(right) >= delta * (1 - 1e-6)
+
+
+@pytest.mark.parametrize("outside", [0.9, 0.5, 0.2, 0.05, 1e-3])
+@pytest.mark.parametrize("steps", [20, 37, 60, 100])
+def test_losses_outside_of_the_window_count(outside, steps, monkeypatch):
+    """Through a window that is too narrow epsilon is larger, never smaller."""
+    mu = 0.2
+    grid = on_grid(poisson_tails(mu, 1.0, True, 1e-25), 0.01)
+    monkeypatch.setattr("privagrad.composition._OUTSIDE", outside)
+    for delta in (1e-3, 1e-8):
+        exact = gaussian_epsilon(delta, mu * math.sqrt(steps))
+        assert Composition([(grid, steps)], 0.01).epsilon(delta) >= exact
+        assert Composition([(grid, steps)], 0.01).delta(exact) >= delta * (1 - 1e-9)
+
+
+def test_what_lies_above_the_window_is_bounded_and_paid_from_delta(monkeypatch):
+    mu, steps, interval = 0.2, 60, 0.01
+    composition = Composition(
+        [(on_grid(poisson_tails(mu, 1.0, True, 1e-25), interval), steps)], interval
+    )
+    half = composition.epsilon(1e-6)
+    window_at, total = composition._window, mu * math.sqrt(steps)
+    window = window_at(2.0)
+    top = (window.first + window.deltas.size - 1) * interval
+    assert window.above >= ndtr(total / 2 - top / total)
+    monkeypatch.setattr(composition, "_window", lambda tilt: replace(window_at(tilt), above=1e-6))
+    assert composition.epsilon(2e-6) == pytest.approx(half, rel=1e-6)
+    assert composition.delta(half) == pytest.approx(2e-6, rel=1e-4)
 
 
 def test_infinite_losses_are_paid_from_delta():
