@@ -14,6 +14,8 @@ FLOORS = [
     ["_validate", "_numba", "_progress", "_whole", "schema"],
     ["libsvm", "geometry", "sampling", "noise", "losses"],
     ["domains", "mechanism", "events", "kernels"],
+    ["privacy_loss"],
+    ["composition"],
     ["accounting", "tables", "theory", "encoding", "models"],
     ["glm", "files", "queries", "ledger"],
     ["moments", "categories"],

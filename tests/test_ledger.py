@@ -103,6 +103,39 @@ def test_equal_releases_are_merged() -> None:
     assert merged([QUERY, TRAINING, QUERY]) == (replace(QUERY, count=2), TRAINING)
 
 
+def test_merged_runs_are_charged_as_separate_ones(tmp_path: Path) -> None:
+    """Fifty equal searches cost what fifty searches cost, not what one does."""
+    ledger = Ledger(tmp_path / "ledger.db")
+    ledger.create("adult", 20.0, 1e-5)
+    search = SelectEvent((replace(QUERY, noise_multiplier=60.0), TRAINING), 10.0)
+    for _ in range(50):
+        ledger.finish(ledger.reserve("adult", [search], "a search"), [search])
+    account = ledger.account("adult")
+    assert account.events == (replace(search, count=50),)
+    apart = PrivacyPlan((search,) * 50).epsilon(1e-5)
+    assert account.spent == pytest.approx(apart, rel=1e-12)
+    assert account.spent > 5 * PrivacyPlan((search,)).epsilon(1e-5)
+
+
+def test_a_ledger_that_says_add_or_remove_one_keeps_its_meaning(ledger: Ledger) -> None:
+    """Version 0.1.0 wrote that name for zero-out: the events and what they cost are the same."""
+    event = replace(QUERY, under="zero-out")
+    run = ledger.reserve("adult", [event], "a fit")
+    stored = json.dumps([as_json(event)]).replace("zero-out", "add-or-remove-one")
+    assert "add-or-remove-one" in stored
+    with sqlite3.connect(ledger.path) as db:
+        db.execute(
+            "INSERT INTO history (at, user, dataset, run, state, note, events) "
+            "VALUES ('2025-01-01', 'someone', 'adult', 'old', 'finished', '', ?)",
+            (stored,),
+        )
+    account = ledger.account("adult")
+    assert [r.events for r in account.runs] == [(event,), (event,)]
+    assert account.events == (replace(event, count=2),)
+    assert account.spent == PrivacyPlan((replace(event, count=2),)).epsilon(1e-5)
+    ledger.finish(run, [event])
+
+
 def test_the_largest_epsilon_that_fits(ledger: Ledger) -> None:
     def plan(epsilon: float) -> tuple[GaussianEvent, ...]:
         return PrivacyPlan.calibrate(epsilon, 1e-5, 10_000, 100, 50).events  # type: ignore[return-value]

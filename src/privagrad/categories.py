@@ -31,7 +31,7 @@ _LEAK = 0.1
 def discovery(columns: int, epsilon: float, delta: float) -> GaussianEvent:
     """One query for the categories of so many columns."""
     share = Share("categories", min(_PART * math.sqrt(columns), _MOST))
-    [event] = query_events([share], epsilon, delta, "add-or-remove-one")
+    [event] = query_events([share], epsilon, delta, "zero-out")
     return GaussianEvent(event.noise_multiplier, purpose="categories", leak=_LEAK * delta)
 
 

@@ -49,8 +49,8 @@ def model(classes: list[str] | None = None, features: int = 40) -> SavedModel:
         classes,
         Schema((Column("a"), Column("y")), "y <b>"),
         {
-            "epsilon": 0.9987, "delta": 1e-6, "relation": "add-or-remove-one",
-            "sampling": "poisson", "accountant": "PLD (dp-accounting)", "seeded": False,
+            "epsilon": 0.9987, "delta": 1e-6, "relation": "zero-out",
+            "sampling": "poisson", "accountant": "PLD", "seeded": False,
             "events": EVENTS, "public": ["the number of rows: 3000"],
         },
         {
@@ -144,7 +144,7 @@ def test_a_fit_says_what_it_cost_and_how_good_it_is(tmp_path: Path) -> None:
     write_fit_report(path, replace(saved, evaluation={**saved.evaluation, "test": test}))
     text = path.read_text(encoding="utf-8")
     for word in (
-        "Epsilon 0.9987 at delta 1e-06", "add-or-remove-one", "PLD (dp-accounting)", "61.25",
+        "Epsilon 0.9987 at delta 1e-06", "zero-out", "PLD", "61.25",
         "the number of rows: 3000", "0.841", "majority rule", "NOT private", "0.8333",
         "Bars to the right speak for yes", "from a secure source",
     ):  # fmt: skip

@@ -450,7 +450,7 @@ class TestBatchesFromElsewhere:
         first, second = run.engine.accountant.events
         assert (first.sampling, first.count) == ("poisson", 1)
         assert (second.sampling, second.rate, second.count) == (None, 1.0, 1)
-        assert PrivacyPlan((first, second)).relation == "add-or-remove-one"
+        assert PrivacyPlan((first, second)).relation == "zero-out"
 
     def test_batches_that_were_drawn_and_left_out_are_no_credit(self) -> None:
         run = private(noise_multiplier=1.0, poisson_sampling=True)

@@ -47,7 +47,7 @@ class PrivateOptimizer(Optimizer):
 
     Guarantees
     ----------
-    A Gaussian mechanism of noise multiplier z for adding or removing one example of the batch, up
+    A Gaussian mechanism of noise multiplier z for replacing one example's gradient by zero, up
     to the rounding of float32, for which the sensitivity is taken 2⁻¹⁰ larger. Rounding errors
     of sums that cancel to many digits within one example are not covered.
     """
