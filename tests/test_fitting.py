@@ -1,8 +1,11 @@
 """A fit and its budget: what is released is reserved first, whenever the process is killed."""
 
+import gc
+import hashlib
 import multiprocessing
 import os
 import sqlite3
+import stat
 import subprocess
 import sys
 import textwrap
@@ -19,7 +22,7 @@ from privagrad.fitting import Wish, fingerprint, prepare, run
 from privagrad.ledger import BudgetError, Ledger
 from privagrad.linear import Choices
 from privagrad.mechanism import GaussianSum
-from privagrad.models import load_model
+from privagrad.models import load_model, save_model
 from privagrad.schema import Column, Schema
 
 KILLS = int(os.environ.get("PRIVAGRAD_KILLS", "20"))
@@ -84,7 +87,119 @@ def test_a_fit_that_fails_stays_charged(tmp_path, monkeypatch):
     with pytest.raises(OSError, match="no space"):
         run(job, tmp_path / "m.model", False)
     [entry] = ledger.account("rows").runs
-    assert (entry.state, entry.events) == ("reserved", job.events)
+    assert (entry.state, entry.events) == ("finished", job.events)
+
+
+def test_a_run_that_was_given_back_while_alive_saves_no_model(tmp_path, monkeypatch):
+    """Whenever it is given back, the run ends charged, and nobody gets its results."""
+    for name in ("first release", "last release"):
+        ledger = Ledger(tmp_path / f"{name}.db")
+        ledger.create("rows", 2.0, 1e-5)
+        job = prepare(wish(tmp_path, dataset="rows", ledger=ledger))
+        real, count = GaussianSum.release, 0
+        last = sum(event.count for event in job.events)
+        when = 1 if name == "first release" else last
+
+        def release(self, *arguments, real=real, when=when, ledger=ledger):
+            nonlocal count
+            count += 1
+            if count == when:
+                [entry] = ledger.account("rows").runs
+                ledger.release(entry.name, "taken for dead")
+            return real(self, *arguments)
+
+        with monkeypatch.context() as patched:
+            patched.setattr(GaussianSum, "release", release)
+            with pytest.raises(RuntimeError, match="given back"):
+                run(job, tmp_path / "m.model", False)
+        assert not (tmp_path / "m.model").exists()
+        [entry] = ledger.account("rows").runs
+        assert (entry.state, entry.events) == ("finished", job.events)
+
+
+def test_a_finished_run_cannot_be_given_back_while_its_model_is_saved(tmp_path, monkeypatch):
+    ledger = Ledger(tmp_path / "ledger.db")
+    ledger.create("rows", 2.0, 1e-5)
+    job = prepare(wish(tmp_path, dataset="rows", ledger=ledger))
+
+    def save(model, path):
+        with pytest.raises(ValueError, match="finished"):
+            ledger.release(model.made["run"], "taken for dead")
+        save_model(model, path)
+
+    monkeypatch.setattr("privagrad.fitting.runs.save_model", save)
+    run(job, tmp_path / "m.model", False)
+    assert load_model(tmp_path / "m.model").made["run"] == ledger.account("rows").runs[0].name
+
+
+@pytest.mark.parametrize("ending", ["libsvm", "csv", "parquet"])
+def test_the_rows_that_are_fitted_are_those_of_the_fingerprint(tmp_path, monkeypatch, ending):
+    """The file is exchanged as soon as its fingerprint is known; nothing of it is read any more."""
+    path = tmp_path / f"rows.{ending}"
+    table = pl.DataFrame({"x": np.linspace(-1, 1, 600), "y": np.linspace(0, 1, 600)})
+
+    def write(frame):
+        if ending == "libsvm":
+            path.write_text("\n".join(f"{y} 1:{x}" for x, y in frame.iter_rows()))
+        elif ending == "csv":
+            frame.write_csv(path)
+        else:
+            frame.write_parquet(path)
+
+    write(table)
+    ledger = Ledger(tmp_path / "ledger.db")
+    ledger.create("rows", 2.0, 1e-5, fingerprint(path))
+    real = hashlib.file_digest
+
+    def then_exchanged(*arguments):
+        found = real(*arguments)
+        write(table.head(7))
+        return found
+
+    monkeypatch.setattr(hashlib, "file_digest", then_exchanged)
+    target = None if ending == "libsvm" else "y"
+    asked = Wish(path, target, 1.0, loss="huber", dataset="rows", ledger=ledger)
+    job = prepare(asked)
+    assert job.n == 600
+    copy = job.wish.table
+    assert run(job, tmp_path / "m.model", False).made["rows"] == 600
+    assert not copy.exists()
+    assert path.exists()
+    with pytest.raises(ValueError, match="other content"):
+        prepare(asked)
+
+
+def test_copies_of_rows_do_not_outlive_a_job(tmp_path):
+    ledger = Ledger(tmp_path / "ledger.db")
+    asked = wish(tmp_path, dataset="rows", ledger=ledger)
+    ledger.create("rows", 2.0, 1e-5, fingerprint(asked.table))
+    job = prepare(asked)
+    folder = job.wish.table.parent
+    assert folder != tmp_path
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    del job
+    gc.collect()
+    assert not folder.exists()
+
+
+def test_content_with_a_budget_is_paid_by_no_other_one(tmp_path):
+    ledger = Ledger(tmp_path / "ledger.db")
+    asked = wish(tmp_path, dataset="rows", ledger=ledger)
+    ledger.create("rows", 2.0, 1e-5, fingerprint(asked.table))
+    ledger.create("unmarked", 2.0, 1e-5)
+    with pytest.raises(ValueError, match=r"'unmarked' beside 'rows'.* --dataset rows"):
+        prepare(replace(asked, dataset="unmarked"))
+    prepare(asked)
+    # Version 0.1.0 could open two budgets for one content.
+    with sqlite3.connect(ledger.path) as db:
+        db.execute(
+            "INSERT INTO datasets SELECT 'twin', at, user, epsilon, delta, fingerprint "
+            "FROM datasets WHERE name = 'rows'"
+        )
+    db.close()
+    for name in ("rows", "twin"):
+        with pytest.raises(ValueError, match="only budget"):
+            prepare(replace(asked, dataset=name))
 
 
 def test_budgets_that_change_between_plan_and_run_are_seen(tmp_path):

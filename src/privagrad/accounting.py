@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from privagrad import _validate
+from privagrad._validate import Vector
 from privagrad.events import (
     TAIL,
     Event,
@@ -74,8 +75,10 @@ class PrivacyPlan:
 
     Guarantees
     ----------
-    ``epsilon(delta)`` is an upper bound for the composition of all events, adaptively chosen or
-    not. ``calibrate`` ends on the safe side: ``plan.epsilon(delta) <= epsilon``.
+    ``epsilon(delta)`` is an upper bound for the composition of all events. What is asked in each
+    release may depend on the results of earlier ones; the events (noise, sampling, counts) may not:
+    see `privagrad.filters` for runs that are chosen by earlier results. ``calibrate`` ends on the
+    safe side: ``plan.epsilon(delta) <= epsilon``.
     """
 
     events: tuple[Event, ...]
@@ -155,11 +158,16 @@ class PrivacyPlan:
 
     def delta(self, epsilon: float) -> float:
         """The composition of all events at `epsilon`."""
+        return float(self.deltas(np.array([float(epsilon)]))[0])
+
+    def deltas(self, epsilons: Vector) -> Vector:
+        """The composition of all events at several `epsilons` in ascending order."""
         releases = _releases(self.events)
         if releases is None:
-            return float(_renyi(self.events).get_delta(float(epsilon)))
+            account = _renyi(self.events)
+            return np.array([float(account.get_delta(float(epsilon))) for epsilon in epsilons])
         total = _compose(releases, self.relation, fine=True)
-        return float(total.get_delta_for_epsilon(float(epsilon)))
+        return np.asarray(total.get_delta_for_epsilon(epsilons.tolist()), dtype=np.float64)
 
     def stopped_after(self, steps: int) -> PrivacyPlan:
         """The plan of a training that ended early, after `steps` gradients."""

@@ -1,9 +1,9 @@
 """A model from a file: read, plan, reserve, fit, evaluate, save, in this order."""
 
-from privagrad.fitting.budgets import fingerprint
 from privagrad.fitting.jobs import Job, prepare
 from privagrad.fitting.runs import run
 from privagrad.fitting.scores import scores_on, with_test
+from privagrad.fitting.snapshots import fingerprint
 from privagrad.fitting.wishes import LOSSES, Wish
 
 __all__ = [

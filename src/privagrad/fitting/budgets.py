@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from privagrad.accounting import PrivacyPlan
 from privagrad.events import Event, GaussianEvent
+from privagrad.fitting.snapshots import Snapshot, fingerprint
 from privagrad.fitting.wishes import Wish
-from privagrad.ledger import Account, BudgetError, Ledger
+from privagrad.ledger import NO_DELTA_LEFT, Account, BudgetError, Ledger
 
 if TYPE_CHECKING:
     from privagrad.fitting.jobs import Job
-
-
-def fingerprint(path: Path) -> str:
-    """SHA-256 of a file's bytes."""
-    with path.open("rb") as file:
-        return "sha256:" + hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def paying_account(wish: Wish) -> Account | None:
@@ -37,6 +30,32 @@ def paying_account(wish: Wish) -> Account | None:
     return account
 
 
+def covered_content(wish: Wish, account: Account | None) -> Snapshot | None:
+    """The content of the table if the budget is for one content alone; refuses any other content.
+
+    The snapshot holds the bytes that were compared: whatever happens to the file afterwards, these
+    are the rows to read.
+    """
+    if account is None or wish.ledger is None:
+        return None
+    snapshot = Snapshot(wish.table) if account.fingerprint else None
+    found = snapshot.fingerprint if snapshot else fingerprint(wish.table)
+    if account.fingerprint and found != account.fingerprint:
+        raise ValueError(
+            f"Expected the file that the budget of {account.name!r} was opened for, found other "
+            f"content in {wish.table.name}: rows that changed are another data set. Open a budget "
+            "for it."
+        )
+    if others := [name for name in wish.ledger.owners(found) if name != account.name]:
+        raise ValueError(
+            f"Expected the only budget for the content of {wish.table.name}, found "
+            f"{account.name!r} beside {', '.join(map(repr, others))}: two budgets for the same "
+            f"rows would protect them less than each one says. Use --dataset {others[0]}, or a new "
+            "ledger if both were opened for this content."
+        )
+    return snapshot
+
+
 def refusal(account: Account, epsilon: float, after: float) -> BudgetError:
     """Why a run is refused, what is left, and what would fit."""
     largest = 0.99 * account.largest(lambda e: _typical(e, account.delta))
@@ -46,6 +65,7 @@ def refusal(account: Account, epsilon: float, after: float) -> BudgetError:
         f"would bring what is spent from {account.spent:.4g} to {after:.4g} of {account.epsilon:g} "
         f"(delta {account.delta:g}). Left: {max(account.epsilon - account.spent, 0):.4g}; "
         f"{fits if largest >= 0.001 else 'nothing fits any more'}. Nothing was spent."
+        f"{'' if math.isfinite(after) else ' ' + NO_DELTA_LEFT}"
     )
 
 
