@@ -6,9 +6,7 @@ import multiprocessing
 import os
 import sqlite3
 import stat
-import subprocess
 import sys
-import textwrap
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,8 +22,7 @@ from privagrad.linear import Choices
 from privagrad.mechanism import GaussianSum
 from privagrad.models import load_model, save_model
 from privagrad.schema import Column, Schema
-
-KILLS = int(os.environ.get("PRIVAGRAD_KILLS", "20"))
+from tests import killing
 
 
 def libsvm(path: Path, n: int = 800) -> Path:
@@ -280,69 +277,45 @@ def test_fits_race_for_one_budget(tmp_path):
     assert len(account.runs) == codes.count(0) == len(list(tmp_path.glob("*.model")))
 
 
-KILLER = textwrap.dedent(
-    """
-    import os, random, signal, sys, time
-    from pathlib import Path
-    from privagrad.fitting import Wish, prepare, run
-    from privagrad.ledger import Ledger
-    from privagrad.linear import Choices
-    from privagrad.mechanism import GaussianSum
-
-    folder, kills = Path(sys.argv[1]), int(sys.argv[2])
-    ledger = Ledger(folder / "ledger.db")
-    wish = Wish(folder / "rows.libsvm", None, 0.05, classes=("-1", "1"),
-                choices=Choices(steps=20), dataset="rows", ledger=ledger)
-    real = GaussianSum.release
-
-    def fit(number):
-        made = os.open(folder / f"{number}.released", os.O_CREAT | os.O_WRONLY | os.O_APPEND)
-
-        def told(self, *arguments):
-            os.write(made, b"r")
-            return real(self, *arguments)
-
-        GaussianSum.release = told
-        run(prepare(wish), folder / f"{number}.model", False)
-
-    # Compiled and calibrated once, so that the children are quick; no threads before a fork.
-    ledger.account("rows")
-    prepare(wish)
-    run(prepare(wish), folder / "first.model", False)
-    generator = random.Random(0)
-    longest = 0.6
-    for number in range(kills):
-        child = os.fork()
-        if child == 0:
-            fit(number)
-            os._exit(0)
-        time.sleep(generator.uniform(0, longest))
-        os.kill(child, signal.SIGKILL)
-        os.waitpid(child, 0)
-    """
-)
-
-
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="kills forked processes")
 def test_killed_at_any_moment_nothing_is_forgotten(tmp_path):
-    """SIGKILL at random moments of reading, reserving, training and saving."""
-    ledger = Ledger(tmp_path / "ledger.db")
-    ledger.create("rows", 50.0, 1e-5)
-    libsvm(tmp_path / "rows.libsvm")
-    subprocess.run([sys.executable, "-c", KILLER, str(tmp_path), str(KILLS)], check=True)
-    releasing = [p for p in tmp_path.glob("*.released") if p.stat().st_size]
-    models = list(tmp_path.glob("*.model"))
-    for path in models:
-        load_model(path)
-    account = ledger.account("rows")
-    charged = {load_model(path).made["run"] for path in models}
-    assert charged <= {entry.name for entry in account.runs}
-    # Whoever released anything had reserved all of it; the first fit was not killed.
-    assert len(account.runs) >= len(releasing) + 1
-    whole = account.runs[0].events
-    assert all(entry.events == whole for entry in account.runs)
-    assert 0 < len(releasing) < KILLS, "kills came too early or too late"
-    assert len(models) - 1 < KILLS
-    db = sqlite3.connect(tmp_path / "ledger.db")
-    assert db.execute("PRAGMA integrity_check").fetchone()[0] == "ok"
-    db.close()
+    """SIGKILL before and after every statement, release and write between reading and saving."""
+    template = tmp_path / "template"
+    template.mkdir()
+    libsvm(template / "rows.libsvm", 800)
+    killing.made_ledger(template)
+    planned = prepare(killing.wish(template)).events
+    seen = set()
+    folders = killing.kill_everywhere("fit", template, tmp_path / "out")
+    for folder in folders:
+        ledger, model = Ledger(folder / "ledger.db"), folder / "rows.model"
+        assert killing.ledger_is_intact(ledger.path)
+        runs = ledger.account("rows").runs
+        state = runs[0].state if runs else "nothing"
+        assert len(runs) <= 1
+        assert all(entry.events == planned for entry in runs)
+        if (folder / "released").exists():
+            assert runs
+        if model.exists():
+            assert state == "finished"
+            assert load_model(model).made["run"] == runs[0].name
+        found = (state, (folder / "released").exists(), model.exists())
+        if found not in seen:  # whoever comes next finds a ledger that works
+            ledger.reserve("rows", [GaussianEvent(20.0)], "the next one")
+        seen.add(found)
+    assert seen == {
+        ("nothing", False, False),
+        ("reserved", False, False),
+        ("reserved", True, False),
+        ("finished", True, False),
+        ("finished", True, True),
+    }
+    names = {folder.name.split(" ", 1)[1] for folder in folders}
+    assert names >= {
+        f"{when} {what}"
+        for when in ("before", "after")
+        for what in (
+            "BEGIN IMMEDIATE", "INSERT INTO history", "COMMIT", "release", "writestr", "fsync",
+            "replace", "save_model", "read_libsvm", "copyfile", "file_digest", "rmtree",
+        )
+    }  # fmt: skip
