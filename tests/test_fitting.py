@@ -210,6 +210,22 @@ def test_budgets_that_change_between_plan_and_run_are_seen(tmp_path):
     assert len(ledger.account("rows").runs) == 1
 
 
+@pytest.mark.filterwarnings("ignore:800 rows are few")
+def test_what_a_refusal_says_would_fit_does_fit(tmp_path):
+    """Also for runs on small batches, which cost more as later runs than a Gaussian query does."""
+    ledger = Ledger(tmp_path / "ledger.db")
+    ledger.create("rows", 1.0, 1e-5)
+    ledger.reserve("rows", [GaussianEvent(9.0)], "someone else")
+    asked = wish(tmp_path, 0.75, dataset="rows", ledger=ledger)
+    asked = replace(asked, choices=Choices(steps=20, batch_size=8))
+    with pytest.raises(BudgetError) as refused:
+        run(prepare(asked), tmp_path / "m.model", False)
+    largest = float(str(refused.value).split("that fits is about ")[1].split(". ")[0])
+    assert largest > 0.7
+    run(prepare(replace(asked, epsilon=largest)), tmp_path / "m.model", False)
+    assert 0.95 < ledger.account("rows").spent <= 1.0
+
+
 def test_rare_labels_and_blanks_teach_nothing(tmp_path):
     """Labels of a handful of rows are not discovered; their rows count, and change nothing else."""
     rng = np.random.default_rng(0)

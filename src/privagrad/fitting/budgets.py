@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from privagrad.accounting import PrivacyPlan
@@ -26,7 +29,7 @@ def paying_account(wish: Wish) -> Account | None:
     account = wish.ledger.account(wish.dataset)
     after = account.spent_with(_typical(wish.epsilon, account.delta))
     if after > 1.01 * account.epsilon:
-        raise refusal(account, wish.epsilon, after)
+        raise refusal(account, wish.epsilon, after, lambda e: _typical(e, account.delta))
     return account
 
 
@@ -56,9 +59,11 @@ def covered_content(wish: Wish, account: Account | None) -> Snapshot | None:
     return snapshot
 
 
-def refusal(account: Account, epsilon: float, after: float) -> BudgetError:
-    """Why a run is refused, what is left, and what would fit."""
-    largest = 0.99 * account.largest(lambda e: _typical(e, account.delta))
+def refusal(
+    account: Account, epsilon: float, after: float, plan: Callable[[float], tuple[Event, ...]]
+) -> BudgetError:
+    """Why a run is refused, what is left, and what would fit of the runs plan(epsilon)."""
+    largest = 0.99 * account.largest(plan)
     fits = f"the largest epsilon that fits is about {math.floor(1000 * largest) / 1000:g}"
     return BudgetError(
         f"Expected a run within the budget of {account.name!r}, found that epsilon {epsilon:g} "
@@ -74,6 +79,16 @@ def _typical(epsilon: float, delta: float) -> tuple[Event, ...]:
     return PrivacyPlan.calibrate_event(GaussianEvent(1.0), epsilon, delta).events
 
 
+def _scaled(job: Job, epsilon: float) -> tuple[Event, ...]:
+    """The releases of a fit at another epsilon, nearly: noise in proportion to 1/epsilon."""
+    factor = job.wish.epsilon / epsilon
+    return tuple(
+        replace(event, noise_multiplier=factor * event.noise_multiplier)
+        for event in job.events
+        if isinstance(event, GaussianEvent)
+    )
+
+
 def reserve(job: Job, ledger: Ledger) -> str:
     assert job.account is not None
     note = f"fit {job.wish.table.name}: {job.loss.name}, epsilon {job.wish.epsilon:g}"
@@ -81,4 +96,5 @@ def reserve(job: Job, ledger: Ledger) -> str:
         return ledger.reserve(job.account.name, job.events, note)
     except BudgetError:
         account = ledger.account(job.account.name)
-        raise refusal(account, job.wish.epsilon, account.spent_with(job.events)) from None
+        after = account.spent_with(job.events)
+        raise refusal(account, job.wish.epsilon, after, partial(_scaled, job)) from None
