@@ -107,7 +107,7 @@ def test_a_run_that_was_given_back_while_alive_saves_no_model(tmp_path, monkeypa
 
         with monkeypatch.context() as patched:
             patched.setattr(GaussianSum, "release", release)
-            with pytest.raises(RuntimeError, match="given back"):
+            with pytest.raises(BudgetError, match="given back"):
                 run(job, tmp_path / "m.model", False)
         assert not (tmp_path / "m.model").exists()
         [entry] = ledger.account("rows").runs

@@ -79,7 +79,7 @@ def test_a_run_that_was_given_back_while_alive_is_charged_when_it_finishes(ledge
     run = ledger.reserve("adult", [TRAINING], "a fit")
     ledger.release(run, "taken for dead")
     assert ledger.account("adult").spent == 0
-    with pytest.raises(RuntimeError, match="given back"):
+    with pytest.raises(BudgetError, match="given back"):
         ledger.finish(run, [TRAINING])
     assert ledger.account("adult").spent == PrivacyPlan((TRAINING,)).epsilon(1e-5)
     assert [entry.state for entry in ledger.history("adult")] == [

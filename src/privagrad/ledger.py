@@ -53,7 +53,7 @@ NO_DELTA_LEFT = (
 
 
 class BudgetError(ValueError):
-    """A run would cost more than is left."""
+    """A run would cost more than is left, or has lost its reservation."""
 
 
 @dataclass(frozen=True)
@@ -234,8 +234,9 @@ class Ledger:
     def finish(self, run: str, events: Iterable[Event], note: str = "") -> None:
         """Report what a run really released, before anyone sees it: its charge from now on.
 
-        Raises RuntimeError, after charging everything, where the run's reservation was given back
-        meanwhile or does not cover the events. Its results must then not be shown or saved.
+        Raises, after charging everything, BudgetError where the run's reservation was given back
+        meanwhile, and RuntimeError where it does not cover the events. The results must then not be
+        shown or saved.
         """
         made = merged(events)
         with self._writing() as db:
@@ -244,10 +245,11 @@ class Ledger:
                 raise ValueError(f"Expected a run that is not finished, found {run!r} finished.")
             _write(db, entry.dataset, run, "finished", note or entry.note, made)
         if state == "released":
-            raise RuntimeError(
+            raise BudgetError(
                 f"Expected an open reservation of run {run}, found that it was given back with "
-                "`privagrad budget release` while the run was alive. Its releases are charged now; "
-                "its results must not be used, because others may have spent the budget since."
+                "`privagrad budget release` while the run was alive. Its releases are charged now, "
+                "and its results are not saved: others may have spent the budget since. See "
+                "`privagrad budget show`, and start the run again if it still fits."
             )
         if beyond := _beyond(made, entry.events):
             raise RuntimeError(

@@ -238,7 +238,7 @@ def _show_plan(job: Any) -> None:
             f"{after:.4g} after this run."
         )
     else:
-        note("no --dataset: nobody keeps account of this run.")
+        note("No --dataset given: this run is not charged to any budget.")
 
 
 def _show_result(model: Any, account: Any, out: Path, report: Path | None) -> None:
