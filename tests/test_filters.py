@@ -42,8 +42,8 @@ def replaced(noise: float) -> Event:
 
 def strongest(admitted: Callable[[Event], bool], family: Callable[[float], Event]) -> Event:
     """The least noise that still fits."""
-    low, high = math.log(0.4), math.log(100.0)
-    for _ in range(10):
+    low, high = math.log(0.4), math.log(12.0)
+    for _ in range(8):
         middle = (low + high) / 2
         if admitted(family(math.exp(middle))):
             high = middle
