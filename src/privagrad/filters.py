@@ -40,9 +40,8 @@ _SET_ASIDE = 0.2
 """The part of delta that later runs may use for showing everything."""
 _FOR_COVERS = 0.1
 """The part of delta, out of that, for what no Gaussian covers: tails of sampled releases."""
-_FINEST = 1e-8
-"""The part of delta down to which profiles are looked at."""
-_POINTS = 2000
+_EPSILONS = np.concatenate([[0.0], np.geomspace(1e-9, 700.0, 6000)])
+"""Where profiles are compared: half a percent apart."""
 _HALVINGS = 40
 
 
@@ -107,45 +106,33 @@ def _cover(events: tuple[Event, ...], epsilon: float, delta: float) -> Cover:
     if len(gaussian) == len(events):
         squares = (e.count * (_sensitivity(e.relation) / e.noise_multiplier) ** 2 for e in gaussian)
         return Cover(math.sqrt(math.fsum(squares)), leak)
-    profile = _profile(tuple(_without_leak(event) for event in events), delta)
+    deltas = PrivacyPlan(tuple(_without_leak(event) for event in events)).deltas(_EPSILONS)
     whole = _gaussian_mu(epsilon, (1 - _SET_ASIDE) * delta)
 
     def slack(mu: float) -> float:
         return _FOR_COVERS * delta * min(mu / whole, 1.0) ** 2
 
     low, high = 0.0, whole
-    while not profile.below(high, slack(high)):
+    while not _covers(high, slack(high), deltas):
         low, high = high, 2 * high
         if high > 1e3 * whole:
             return Cover(math.inf, leak)
     for _ in range(_HALVINGS):
         middle = (low + high) / 2
-        if profile.below(middle, slack(middle)):
+        if _covers(middle, slack(middle), deltas):
             high = middle
         else:
             low = middle
     return Cover(high, leak + slack(high))
 
 
-@dataclass(frozen=True)
-class _Profile:
-    """Bounds δ(ε) on a grid from ε = 0 on; δ falls in between and after it."""
+def _covers(mu: float, leak: float, deltas: Vector) -> bool:
+    """Whether δ(ε) ≤ leak + (1 - leak) δ_μ(ε) for all ε ≥ 0, for bounds δ at `_EPSILONS`.
 
-    epsilons: Vector
-    deltas: Vector
-
-    def below(self, mu: float, leak: float) -> bool:
-        """Whether δ(ε) ≤ leak + (1 - leak) δ_μ(ε) for all ε ≥ 0: each δ beside the next δ_μ."""
-        beside = np.append(_gaussian_profile(mu, self.epsilons[1:]), 0.0)
-        return bool((self.deltas <= leak + (1 - leak) * beside).all())
-
-
-def _profile(events: tuple[Event, ...], delta: float) -> _Profile:
-    plan, least = PrivacyPlan(events), _FINEST * delta
-    while not math.isfinite(last := plan.epsilon(least)):
-        least *= 10
-    epsilons = np.linspace(0.0, last, _POINTS)
-    return _Profile(epsilons, plan.deltas(epsilons))
+    Both fall, so each δ is compared with the next δ_μ, and the last one with δ_μ(∞) = 0.
+    """
+    beside = np.append(_gaussian_profile(mu, _EPSILONS[1:]), 0.0)
+    return bool((deltas <= leak + (1 - leak) * beside).all())
 
 
 def _gaussian_profile(mu: float, epsilons: Vector) -> Vector:
