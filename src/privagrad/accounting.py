@@ -14,7 +14,10 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
+import numpy as np
+
 from privagrad import _validate
+from privagrad._validate import Vector
 from privagrad.composition import Composition, gaussian_delta, gaussian_epsilon
 from privagrad.events import Event, GaussianEvent, Relation, Release, SelectEvent
 from privagrad.privacy_loss import loss_tails, on_grid
@@ -69,10 +72,11 @@ class PrivacyPlan:
 
     Guarantees
     ----------
-    ``epsilon(delta)`` is an upper bound for the composition of all events of this plan. Each may
-    depend on the results of earlier ones as long as the list of events was fixed beforehand: a run
-    that stops when its results say so costs its whole plan. ``calibrate`` ends on the safe side:
-    ``plan.epsilon(delta) <= epsilon``.
+    ``epsilon(delta)`` is an upper bound for the composition of all events of this plan. What is
+    asked in each release may depend on the results of earlier ones; the events (noise, sampling,
+    counts) are fixed beforehand: a run that stops when its results say so costs its whole plan, and
+    runs that are chosen by earlier results need a filter (`privagrad.filters`). ``calibrate`` ends
+    on the safe side: ``plan.epsilon(delta) <= epsilon``.
     """
 
     events: tuple[Event, ...]
@@ -152,13 +156,18 @@ class PrivacyPlan:
 
     def delta(self, epsilon: float) -> float:
         """The composition of all events at `epsilon`."""
+        return float(self.deltas(np.array([float(epsilon)]))[0])
+
+    def deltas(self, epsilons: Vector) -> Vector:
+        """The composition of all events at several `epsilons` in ascending order."""
         releases = _releases(self.events)
         if releases is None:
-            return float(_renyi(self.events).get_delta(float(epsilon)))
+            account = _renyi(self.events)
+            return np.array([float(account.get_delta(float(epsilon))) for epsilon in epsilons])
         if not releases:
-            return 0.0
+            return np.zeros(len(epsilons))
         total = _Total.of(releases, self.relation, _SMALLEST_DELTA, fine=True)
-        return total.delta(float(epsilon))
+        return np.array([total.delta(float(epsilon)) for epsilon in epsilons])
 
 
 def _releases(events: tuple[Event, ...]) -> tuple[Release, ...] | None:

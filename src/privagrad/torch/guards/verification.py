@@ -298,7 +298,9 @@ def _differences(
         if float((found - g).norm()) > tolerance:
             wrong.append((name, f"off by {_share(found - g, g)} of it"))
         # Norms too large for their type count as not finite: nothing is released of them.
-        elif math.isfinite(square) and abs(max(square, 0.0) ** 0.5 - float(g.norm())) > 3 * tolerance:
+        elif (
+            math.isfinite(square) and abs(max(square, 0.0) ** 0.5 - float(g.norm())) > 3 * tolerance
+        ):
             wrong.append((name, f"to have the norm {square**0.5:.3g} instead of {g.norm():.3g}"))
     return wrong
 
