@@ -44,7 +44,8 @@ _SMALLEST_DELTA = 1e-14
 class PrivacyReport:
     """What a result really cost. `seeded` True means: someone can redraw the noise, not private.
 
-    `sampling` is how the training drew its rows; None: all rows at once.
+    `sampling` is how the training drew its rows; None: all rows at once. `verified` False means:
+    the user vouches that every example's gradient depends on that example alone.
     """
 
     epsilon: float
@@ -54,6 +55,7 @@ class PrivacyReport:
     accountant: str
     events: tuple[Event, ...]
     seeded: bool
+    verified: bool = True
 
     def __str__(self) -> str:
         if not self.events:
@@ -63,6 +65,8 @@ class PrivacyReport:
             f"({self.epsilon:.4g}, {self.delta:.2g})-differential privacy, {self.relation}, "
             f"{self.sampling or 'no'} sampling, {self.accountant}: {parts}"
         )
+        if not self.verified:
+            text += "; not verified: the user vouches that examples are kept apart"
         return f"NOT PRIVATE (seeded noise); would be {text}" if self.seeded else text
 
 

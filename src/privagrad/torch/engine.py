@@ -240,6 +240,7 @@ class PrivacyEngine:
             accountant=plan.accountant,
             events=events,
             seeded=self.seeded,
+            verified=self.verified,
         )
 
     def is_compatible(self, *, module: nn.Module, **_: Any) -> bool:
