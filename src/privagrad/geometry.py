@@ -27,8 +27,9 @@ def euclidean_norm(v: Any) -> float:
     largest = 0.0
     for j in range(v.size):
         size = abs(v[j])
-        if not size <= largest:  # also for NaN
-            largest = size
+        if math.isnan(size):
+            return math.nan
+        largest = max(largest, size)
     if largest == 0.0 or not math.isfinite(largest):
         return largest
     squares = 0.0
@@ -54,23 +55,23 @@ def secular_root(v: Any, scale: Any, target: float) -> tuple[float, float]:
             top = max(top, scale[j])
     if largest == 0.0:
         return 0.0, 1.0
+    sizes, stretch = np.empty(v.size), np.empty(v.size)
     least = math.inf
     for j in range(v.size):
-        if v[j] != 0.0:
-            least = min(least, scale[j] / top)
+        sizes[j] = v[j] / largest
+        stretch[j] = scale[j] / top if v[j] != 0.0 else 1.0
+        least = min(least, stretch[j])
     goal = target / largest
     root, upper = 0.0, _LARGEST_ROOT
     for step in range(_NEWTON_STEPS):
         squares = 0.0
         slope = 0.0
         for j in range(v.size):
-            if v[j] != 0.0:
-                stretch = scale[j] / top
-                shrink = 1.0 / (1.0 + root * stretch)
-                part = v[j] / largest * shrink
-                part *= part
-                squares += part
-                slope += part * stretch * shrink
+            shrink = 1.0 / (1.0 + root * stretch[j])
+            part = sizes[j] * shrink
+            part *= part
+            squares += part
+            slope += part * stretch[j] * shrink
         norm = math.sqrt(squares)
         if norm <= goal:
             break

@@ -5,17 +5,18 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import expit, softmax
 
-from privagrad import kernels
+from privagrad._numba import kernel
 from privagrad._validate import Vector
 from privagrad.events import GaussianEvent
 from privagrad.geometry import Ellipsoid
 from privagrad.glm import GlmGradients
-from privagrad.losses import Loss
+from privagrad.kernels import row_margin
+from privagrad.losses import Loss, class_slopes, class_value, lipschitz, slope, value
 from privagrad.mechanism import GaussianSum, bounded_units
 from privagrad.noise import RandomSource
 from privagrad.queries import Share, mean_of
@@ -74,7 +75,8 @@ def evaluate(
     Guarantees
     ----------
     One Gaussian release of the event's noise multiplier: a row's vector holds numbers from 0 to 1
-    and is bounded to norm 1 after division by the largest norm such a vector can have.
+    and is bounded to norm 1 after division by the largest norm such a vector can have. It depends
+    on that row alone, and is 0 where a loss is not a number.
     """
     loss, outputs, n = gradients.loss, gradients.outputs, gradients.rows.shape[0]
     regression = loss.name in ("quantile", "huber")
@@ -87,9 +89,14 @@ def evaluate(
     dim = first_mark + 2 * marks
     mechanism = GaussianSum(dim, event.noise_multiplier, n)
     units = np.zeros(dim)
+    points = np.array([x for _, x in path[1:]]).reshape(marks, outputs, -1)
     for first in range(0, n, _ROWS):
         stop = min(first + _ROWS, n)
-        vectors = _answers(gradients, ellipsoid, path[1:], cap, classes, factors, first, stop)
+        vectors = np.zeros((stop - first, dim))
+        _answer(
+            *gradients.rows.flat, gradients.targets, points, ellipsoid.whitening, *loss.key, cap,
+            classes, FACTORS[:factors], first, vectors,
+        )  # fmt: skip
         if left_out is not None:
             vectors[left_out[first:stop]] = 0.0
         units += bounded_units(vectors / largest, mechanism.grid)[0]
@@ -123,60 +130,75 @@ def _best_factor(scores: Vector, noise: float) -> float:
     return float(FACTORS[best if clear else _USUAL])
 
 
-def _answers(
-    gradients: GlmGradients,
-    ellipsoid: Ellipsoid,
-    path: Sequence[tuple[int, Vector]],
-    cap: float,
-    classes: int,
-    factors: int,
-    first: int,
-    stop: int,
-) -> NDArray[np.float64]:
-    """One row of numbers from 0 to 1 for each of the table's rows."""
-    loss, outputs = gradients.loss, gradients.outputs
-    rows, targets = gradients.rows.part(first, stop), gradients.targets[first:stop]
-    dim = rows.shape[1]
-    norms = np.sqrt(rows.square_norms(np.square(ellipsoid.whitening[:dim])))
-    answers = np.zeros((stop - first, 1 + (classes or 2) + factors + 2 * len(path)))
-    margins = np.zeros(stop - first)
-    for k, (_, x) in enumerate(path):
-        margins = rows.margins(x.reshape(outputs, -1).T if outputs > 1 else x)
-        with np.errstate(invalid="ignore", over="ignore"):
-            losses = np.minimum(loss.value(margins, targets) / cap, 1.0)
-        if outputs > 1:
-            slopes = np.linalg.norm(kernels.all_class_slopes(loss.key[0], margins, targets), axis=1)
-        elif classes:
-            slopes = np.abs(kernels.slopes(*loss.key, margins, targets))
-        else:  # a regression's rows are shrunk by what the largest slope would need
-            slopes = np.full(targets.size, loss.lipschitz)
-        at = answers.shape[1] - 2 * (len(path) - k)
-        answers[:, at], answers[:, at + 1] = _CURVE * losses, _CURVE * (slopes * norms > 1.0)
-    if not classes:
-        answers[:, 0] = 1 - answers[:, -2] / _CURVE
-        answers[:, 1] = 1 - np.minimum(loss.value(np.zeros_like(targets), targets) / cap, 1.0)
-        answers[:, 2] = 1.0
-        return answers
-    labels = (targets if outputs > 1 else targets > 0).astype(int)
-    guesses = margins.argmax(axis=1) if outputs > 1 else (margins > 0).astype(int)
-    answers[:, 0] = guesses == labels
-    answers[np.arange(targets.size), 1 + labels] = 1.0
-    for k in range(factors):
-        errors = _squared_errors(FACTORS[k] * margins, labels)
-        answers[:, 1 + classes + k] = _CURVE * np.nan_to_num(errors, nan=1.0)
-    return answers
+@kernel(reorder=True)
+def _answer(
+    data: Any, indices: Any, starts: Any, dense: Any, targets: Any, points: Any, whitening: Any,
+    code: Any, parameter: Any, cap: Any, classes: Any, factors: Any, first: Any, answers: Any,
+) -> None:  # fmt: skip
+    """One row of numbers from 0 to 1 for each of the table's rows from `first` on.
 
-
-def _squared_errors(margins: Vector, labels: NDArray[np.int64]) -> Vector:
-    """Squared errors of the classes' probabilities, from 0 to 1; true ones have the least mean.
-
-    Unlike a logarithm they are bounded, so that bounding rows does not favour being too sure.
+    NaN where a loss is; otherwise each depends on its row, its target and the points alone.
     """
-    if margins.ndim == 1:
-        return np.square(expit(np.where(labels == 1, -margins, margins)))
-    errors = softmax(margins, axis=1)
-    errors[np.arange(labels.size), labels] -= 1.0
-    return np.asarray(np.square(errors).sum(axis=1) / 2)
+    outputs, dim = points.shape[1:]
+    marks = points.shape[0]
+    margins, slopes = np.zeros(outputs), np.zeros(outputs)
+    for i in range(answers.shape[0]):
+        row, answer = first + i, answers[i]
+        target = targets[row]
+        label = np.int64(target if outputs > 1 else target > 0)
+        values = data[starts[row] : starts[row + 1]]
+        columns = indices[:dim] if dense else indices[starts[row] : starts[row + 1]]
+        share = 0.0
+        for k in range(marks):
+            x, squares = points[k].reshape(-1), 0.0
+            for c in range(outputs):
+                margins[c], squares = row_margin(values, columns, dense, x, whitening, c * dim)
+            if outputs > 1:
+                share = class_value(code, margins, label) / cap
+                slopes[:] = margins
+                class_slopes(code, slopes, label)
+                steep = math.sqrt(np.square(slopes).sum())
+            else:
+                share = value(code, parameter, margins[0], target) / cap
+                # A regression's rows are shrunk by what the largest slope would need.
+                steep = lipschitz(code, parameter)
+                if classes:
+                    steep = abs(slope(code, parameter, margins[0], target))
+            share = 1.0 if share > 1.0 else share
+            at = answer.size - 2 * (marks - k)
+            answer[at] = _CURVE * share
+            answer[at + 1] = _CURVE if steep * math.sqrt(squares) > 1.0 else 0.0
+        if not classes:
+            nothing = value(code, parameter, 0.0, target) / cap
+            answer[0] = 1.0 - share
+            answer[1] = 0.0 if nothing > 1.0 else 1.0 - nothing
+            answer[2] = 1.0
+            continue
+        guess = margins.argmax() if outputs > 1 else np.int64(margins[0] > 0.0)
+        answer[0] = 1.0 if guess == label else 0.0
+        answer[1 + label] = 1.0
+        for k in range(factors.size):
+            answer[1 + classes + k] = _CURVE * _squared_error(margins, factors[k], label)
+
+
+@kernel(inline=True)
+def _squared_error(margins: Any, factor: Any, label: Any) -> Any:
+    """Squared error of the classes' probabilities, from 0 to 1; true ones have the least mean.
+
+    Unlike a logarithm it is bounded, so that bounding rows does not favour being too sure.
+    """
+    if margins.size == 1:
+        sign = -1.0 if label == 1 else 1.0
+        wrong = 1.0 / (1.0 + math.exp(-sign * factor * margins[0]))
+        return wrong * wrong
+    best, total = margins.max(), 0.0
+    for c in range(margins.size):
+        total += math.exp(factor * (margins[c] - best))
+    error = 0.0
+    for c in range(margins.size):
+        chance = math.exp(factor * (margins[c] - best)) / total
+        error += (chance - (1.0 if c == label else 0.0)) ** 2
+    return error / 2.0
 
 
 def _cap(loss: Loss, outputs: int) -> float:
