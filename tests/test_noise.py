@@ -93,12 +93,16 @@ def test_forked_processes_share_no_secure_stream(random_state):
         ]
         return np.concatenate(numbers).tobytes()
 
-    seen = np.array([np.frombuffer(drawn) for drawn in (*map(drawn_in_a_child, [draw] * 2), draw())])
+    seen = np.array(
+        [np.frombuffer(drawn) for drawn in (*map(drawn_in_a_child, [draw] * 2), draw())]
+    )
     equal = [(seen[i] == seen[j]) for i, j in ((0, 1), (0, 2), (1, 2))]
     assert np.all(equal) if random_state else not np.any(equal)
 
 
-@pytest.mark.parametrize("duplicate", [copy.copy, copy.deepcopy, lambda g: pickle.loads(pickle.dumps(g))])
+@pytest.mark.parametrize(
+    "duplicate", [copy.copy, copy.deepcopy, lambda g: pickle.loads(pickle.dumps(g))]
+)
 def test_copies_of_a_secure_generator_have_streams_of_their_own(duplicate):
     source = random_source()
     assert duplicate(source.sampler).integers(2**63) != source.sampler.integers(2**63)

@@ -20,7 +20,6 @@ from privagrad.methods import Setting
 from privagrad.noise import RandomSource
 from privagrad.sampling import Rows
 
-
 _MOST_UNITS = 2.0**51
 
 

@@ -10,7 +10,6 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 from sklearn.base import BaseEstimator
-from sklearn.utils.extmath import safe_sparse_dot
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from privagrad import _validate
@@ -99,6 +98,11 @@ class PrivateLinearEstimator(BaseEstimator):  # type: ignore[misc]
         plan = self._plan(self._pose(X, y, {}))
         return plan.privacy.events if plan.privacy else ()
 
+    def warn_if_hopeless(self, X: Any, y: Any) -> None:
+        """The warning that `fit` would give of too few rows."""
+        problem = self._pose(X, y, {})
+        warn_if_hopeless(problem.rows.shape[0], self.epsilon, self._plan(problem).relative_noise)
+
     def _plan(self, problem: Problem) -> Plan:
         n = problem.rows.shape[0]
         epsilon = _validate.positive("epsilon", self.epsilon, allow_inf=True)
@@ -130,8 +134,8 @@ class PrivateLinearEstimator(BaseEstimator):  # type: ignore[misc]
             ensure_all_finite=False,
         )  # fmt: skip
         self._require_finite(X)
-        margins: NDArray[np.float64] = safe_sparse_dot(X, self.coef_.T) + self.intercept_
-        return margins
+        # Row by row: the score of one row of a private search must not hang on the others.
+        return np.asarray(as_rows(X).margins(self.coef_.T) + self.intercept_)
 
     def _require_finite(self, X: Any) -> None:
         data = X.data if hasattr(X, "tocsr") else X
