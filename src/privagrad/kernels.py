@@ -151,7 +151,7 @@ def add_classes(
         values = data[start:stop]
         columns = indices[:dim] if dense else indices[start:stop]
         for c in range(classes):
-            slopes[c], squares[c] = row_margin(values, columns, dense, x, whitening, c * dim)
+            slopes[c], squares[c] = _margin(values, columns, dense, x, whitening, c * dim)
         class_slopes(code, slopes, np.int64(targets[row]))
         norm = 0.0
         for c in range(classes):
@@ -196,7 +196,7 @@ def add_classes(
 
 
 @kernel(reorder=True, inline=True)
-def row_margin(values: Any, columns: Any, dense: Any, x: Any, whitening: Any, at: Any) -> Any:
+def _margin(values: Any, columns: Any, dense: Any, x: Any, whitening: Any, at: Any) -> Any:
     """⟨a, x⟩ and ‖A^{1/2} a‖² for one class, whose coordinates start at `at`."""
     margin = squares = 0.0
     if dense:
@@ -264,6 +264,19 @@ def all_margins(data: Any, indices: Any, starts: Any, dense: Any, x: Any, classe
         for c in range(classes):
             margins[i, c] = _product(values, columns, dense, x, c * dim)
     return margins
+
+
+@kernel()
+def all_norms(data: Any, indices: Any, starts: Any, dense: Any, whitening: Any) -> Any:
+    """‖A^{1/2} a_i‖ of every row, for the first class."""
+    norms = np.empty(starts.size - 1)
+    for i in range(starts.size - 1):
+        first = starts[i] if dense else 0
+        squares = 0.0
+        for k in range(starts[i], starts[i + 1]):
+            squares += (np.float64(data[k]) * whitening[indices[k - first]]) ** 2
+        norms[i] = math.sqrt(squares)
+    return norms
 
 
 @kernel(reorder=True)

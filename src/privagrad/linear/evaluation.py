@@ -15,7 +15,7 @@ from privagrad._validate import Vector
 from privagrad.events import GaussianEvent
 from privagrad.geometry import Ellipsoid
 from privagrad.glm import GlmGradients
-from privagrad.kernels import row_margin
+from privagrad.kernels import all_margins, all_norms
 from privagrad.losses import Loss, class_slopes, class_value, lipschitz, slope, value
 from privagrad.mechanism import GaussianSum, bounded_units
 from privagrad.noise import RandomSource
@@ -89,13 +89,16 @@ def evaluate(
     dim = first_mark + 2 * marks
     mechanism = GaussianSum(dim, event.noise_multiplier, n)
     units = np.zeros(dim)
-    points = np.array([x for _, x in path[1:]]).reshape(marks, outputs, -1)
+    points = np.concatenate([x for _, x in path[1:]])
+    data, indices, starts, dense = gradients.rows.flat
     for first in range(0, n, _ROWS):
         stop = min(first + _ROWS, n)
+        table = data, indices, starts[first : stop + 1], dense
         vectors = np.zeros((stop - first, dim))
         _answer(
-            *gradients.rows.flat, gradients.targets, points, ellipsoid.whitening, *loss.key, cap,
-            classes, FACTORS[:factors], first, vectors,
+            all_margins(*table, points, marks * outputs).reshape(-1, marks, outputs),
+            all_norms(*table, ellipsoid.whitening), gradients.targets[first:stop], *loss.key, cap,
+            classes, FACTORS[:factors], vectors,
         )  # fmt: skip
         if left_out is not None:
             vectors[left_out[first:stop]] = 0.0
@@ -130,55 +133,49 @@ def _best_factor(scores: Vector, noise: float) -> float:
     return float(FACTORS[best if clear else _USUAL])
 
 
-@kernel(reorder=True)
+@kernel()
 def _answer(
-    data: Any, indices: Any, starts: Any, dense: Any, targets: Any, points: Any, whitening: Any,
-    code: Any, parameter: Any, cap: Any, classes: Any, factors: Any, first: Any, answers: Any,
+    margins: Any, norms: Any, targets: Any, code: Any, parameter: Any, cap: Any, classes: Any,
+    factors: Any, answers: Any,
 ) -> None:  # fmt: skip
-    """One row of numbers from 0 to 1 for each of the table's rows from `first` on.
+    """One row of numbers from 0 to 1 for each row, from its margins at all marks and its norm.
 
-    NaN where a loss is; otherwise each depends on its row, its target and the points alone.
+    NaN where a loss is.
     """
-    outputs, dim = points.shape[1:]
-    marks = points.shape[0]
-    margins, slopes = np.zeros(outputs), np.zeros(outputs)
+    _, marks, outputs = margins.shape
+    slopes = np.empty(outputs)
     for i in range(answers.shape[0]):
-        row, answer = first + i, answers[i]
-        target = targets[row]
+        answer, target = answers[i], targets[i]
         label = np.int64(target if outputs > 1 else target > 0)
-        values = data[starts[row] : starts[row + 1]]
-        columns = indices[:dim] if dense else indices[starts[row] : starts[row + 1]]
         share = 0.0
         for k in range(marks):
-            x, squares = points[k].reshape(-1), 0.0
-            for c in range(outputs):
-                margins[c], squares = row_margin(values, columns, dense, x, whitening, c * dim)
             if outputs > 1:
-                share = class_value(code, margins, label) / cap
-                slopes[:] = margins
+                share = class_value(code, margins[i, k], label) / cap
+                slopes[:] = margins[i, k]
                 class_slopes(code, slopes, label)
                 steep = math.sqrt(np.square(slopes).sum())
             else:
-                share = value(code, parameter, margins[0], target) / cap
+                share = value(code, parameter, margins[i, k, 0], target) / cap
                 # A regression's rows are shrunk by what the largest slope would need.
                 steep = lipschitz(code, parameter)
                 if classes:
-                    steep = abs(slope(code, parameter, margins[0], target))
+                    steep = abs(slope(code, parameter, margins[i, k, 0], target))
             share = 1.0 if share > 1.0 else share
             at = answer.size - 2 * (marks - k)
             answer[at] = _CURVE * share
-            answer[at + 1] = _CURVE if steep * math.sqrt(squares) > 1.0 else 0.0
+            answer[at + 1] = _CURVE if steep * norms[i] > 1.0 else 0.0
         if not classes:
             nothing = value(code, parameter, 0.0, target) / cap
             answer[0] = 1.0 - share
             answer[1] = 0.0 if nothing > 1.0 else 1.0 - nothing
             answer[2] = 1.0
             continue
-        guess = margins.argmax() if outputs > 1 else np.int64(margins[0] > 0.0)
+        last = margins[i, marks - 1]
+        guess = last.argmax() if outputs > 1 else np.int64(last[0] > 0.0)
         answer[0] = 1.0 if guess == label else 0.0
         answer[1 + label] = 1.0
         for k in range(factors.size):
-            answer[1 + classes + k] = _CURVE * _squared_error(margins, factors[k], label)
+            answer[1 + classes + k] = _CURVE * _squared_error(last, factors[k], label)
 
 
 @kernel(inline=True)
