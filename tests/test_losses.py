@@ -170,3 +170,8 @@ def test_wrong_losses_and_labels_say_why(make, message):
 def test_no_slope_is_beyond_the_lipschitz_constant_and_one_attains_it(loss):
     slopes = [abs(slope(*loss.key, margin, 0.0)) for margin in (-5.0, -0.1, 0.0, 0.1, 5.0)]
     assert max(slopes) == loss.lipschitz
+
+
+def test_a_bend_whose_slopes_could_overflow_is_refused():
+    with pytest.raises(ValueError, match=r"bend .* in \(0, 1e\+12\)"):
+        pg.Loss("huber", 1e12)

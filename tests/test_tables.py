@@ -134,3 +134,10 @@ def test_standardized_sparse_columns_keep_their_zeros():
     assert moved.data.size == matrix.nnz + 50
     centred = as_rows(matrix).standardized(np.array([1.0, 0, 0, 0, 0, 0]), np.full(6, 2.0), False)
     assert centred.data.size == 50 + matrix[:, 1:].nnz
+
+
+def test_row_starts_beyond_the_entries_are_refused_unread():
+    matrix = sparse.csr_array(np.eye(3))
+    matrix.indptr = np.array([0, 10**9, 2, 3], dtype=matrix.indptr.dtype)
+    with pytest.raises(ValueError, match="ind"):
+        as_rows(matrix)

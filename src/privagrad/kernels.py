@@ -163,7 +163,7 @@ def add_classes(
         if not math.isfinite(slopes.sum()):
             shrink = math.nan
         elif mode != UNBOUNDED and not norm <= limit:
-            if norm == _INFINITY:
+            if not math.isfinite(norm):  # squares beyond the largest double, or times 0
                 sizes = slopes
                 if mode == BY_ROWS:
                     sizes = np.full(classes, lipschitz(code, parameter))
