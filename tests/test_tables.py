@@ -136,6 +136,15 @@ def test_standardized_sparse_columns_keep_their_zeros():
     assert centred.data.size == 50 + matrix[:, 1:].nnz
 
 
+@pytest.mark.parametrize("kind", [np.asarray, sparse.csr_array])
+def test_points_of_another_size_are_refused(kind):
+    rows = as_rows(kind(np.eye(3)))
+    for wrong in (np.ones(2), np.ones(4), np.ones((2, 3))):
+        with pytest.raises(ValueError, match="3 columns"):
+            rows.margins(wrong)
+    assert rows.margins(np.arange(6.0).reshape(3, 2)).tolist() == [[0, 1], [2, 3], [4, 5]]
+
+
 def test_row_starts_beyond_the_entries_are_refused_unread():
     matrix = sparse.csr_array(np.eye(3))
     matrix.indptr = np.array([0, 10**9, 2, 3], dtype=matrix.indptr.dtype)

@@ -82,11 +82,11 @@ class RegularizedRisk:
 
     def gradient(self, x: Vector) -> Vector:
         """∇J(x)."""
-        loss, total = self.gradients.loss, np.zeros(x.size)
-        width = 0.0 if math.isfinite(loss.smoothness) else self.smoothing
+        gradients, total = self.gradients, np.zeros(x.size)
+        width = 0.0 if math.isfinite(gradients.loss.smoothness) else self.smoothing
         _add_slopes(
-            *self.gradients.rows.flat, self._shrink, self.gradients.targets, x, *loss.key, width,
-            total, np.zeros(x.size),
+            *gradients.rows.flat, self._shrink, gradients.targets, gradients.point(x),
+            *gradients.loss.key, width, total, np.zeros(x.size),
         )  # fmt: skip
         result: Vector = total / self._shrink.size + self.ridge * x + self.tilt
         return result

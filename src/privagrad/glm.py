@@ -71,12 +71,13 @@ class GlmGradients:
         gradients = np.zeros((batch.size, self.dim))
         finite = np.empty(batch.size, dtype=np.bool_)
         kernels.fill_gradients(
-            *self.rows.flat, batch, self.targets, self._point(x), *self.loss.key, self.outputs,
+            *self.rows.flat, batch, self.targets, self.point(x), *self.loss.key, self.outputs,
             self.loss.multiclass, gradients, finite,
         )  # fmt: skip
         return gradients[finite]
 
-    def _point(self, x: Vector) -> Vector:
+    def point(self, x: Vector) -> Vector:
+        """x, whose size the kernels do not check."""
         if x.shape != (self.dim,):
             raise ValueError(f"Expected a point of shape ({self.dim},), found shape {x.shape}.")
         return x
@@ -127,7 +128,7 @@ class GlmGradients:
     ) -> tuple[int, int]:
         if total.shape != x.shape:
             raise ValueError(f"Expected a sum of shape {x.shape}, found shape {total.shape}.")
-        fixed = (self.targets, self._point(x), *self.loss.key, mode, *shape)
+        fixed = (self.targets, self.point(x), *self.loss.key, mode, *shape)
         fused: tuple[Callable[..., tuple[int, int]], tuple[Any, ...]] = self.rows.kernel
         if self.loss.multiclass:
             fused, fixed = (kernels.add_classes, self.rows.flat), (*fixed, self.outputs)

@@ -66,7 +66,7 @@ def value(code: int, parameter: float, margin: float, target: float) -> float:
 
 
 @kernel(inline=True)
-def class_value(code: int, margins: Vector, label: Any) -> float:
+def class_value(code: int, margins: Vector, label: Any) -> Any:
     """ℓ(m; y) of a vector of margins; NaN where one is not finite."""
     best, worst = -math.inf, 0.0
     for c in range(margins.size):

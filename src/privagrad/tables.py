@@ -54,7 +54,7 @@ class DenseRows:
 
     def margins(self, x: Vector) -> Vector:
         """⟨a_i, x⟩ of every row; for x of shape (d, k) of shape (n, k)."""
-        return _margins(self.flat, x)
+        return _margins(self, x)
 
     @_quiet
     def centred(self, columns: NDArray[Any], centre: Vector) -> DenseRows:
@@ -125,7 +125,7 @@ class SparseRows:
 
     def margins(self, x: Vector) -> Vector:
         """⟨a_i, x⟩ of every row; for x of shape (d, k) of shape (n, k)."""
-        return _margins(self.flat, x)
+        return _margins(self, x)
 
     @_quiet
     def centred(self, columns: NDArray[Any], centre: Vector) -> DenseRows:
@@ -165,10 +165,12 @@ class SparseRows:
         return add_sparse, (self.data, self.indices, self.indptr)
 
 
-def _margins(flat: tuple[NDArray[Any], NDArray[Any], NDArray[Any], bool], x: Vector) -> Vector:
+def _margins(rows: DenseRows | SparseRows, x: Vector) -> Vector:
     """A row's margins depend on the row and x alone, which products of matrices do not give."""
     weights = np.ascontiguousarray(np.atleast_2d(x.T), dtype=np.float64)
-    margins: Vector = all_margins(*flat, weights.ravel(), len(weights))
+    if weights.shape[1] != rows.shape[1]:
+        raise ValueError(f"Expected a point of {rows.shape[1]} columns, found shape {x.shape}.")
+    margins: Vector = all_margins(*rows.flat, weights.ravel(), len(weights))
     return margins if x.ndim == 2 else margins[:, 0]
 
 

@@ -80,6 +80,10 @@ def evaluate(
     """
     loss, outputs, n = gradients.loss, gradients.outputs, gradients.rows.shape[0]
     regression = loss.name in ("quantile", "huber")
+    if ellipsoid.dim != gradients.dim:
+        raise ValueError(
+            f"Expected an ellipsoid of dimension {gradients.dim}, found {ellipsoid.dim}."
+        )
     cap = _cap(loss, outputs)
     classes = 0 if regression else max(outputs, 2)
     marks = len(path) - 1  # at the start all is known
@@ -89,7 +93,7 @@ def evaluate(
     dim = first_mark + 2 * marks
     mechanism = GaussianSum(dim, event.noise_multiplier, n)
     units = np.zeros(dim)
-    points = np.concatenate([x for _, x in path[1:]])
+    points = np.concatenate([gradients.point(x) for _, x in path[1:]])
     data, indices, starts, dense = gradients.rows.flat
     for first in range(0, n, _ROWS):
         stop = min(first + _ROWS, n)
