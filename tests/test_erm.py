@@ -212,3 +212,11 @@ def test_perturbed_minimisers_have_the_noise_they_pay_for(method):
     assert 0.95 * std <= measured <= 1.06 * std
     assert not scale_accepted(seen, std * 2 / 3)
     assert not scale_accepted(seen, std * 3 / 2)
+
+
+def test_problems_beyond_the_solver_are_refused_whatever_the_rows():
+    X, y = problem()
+    for rows in (X, 0 * X, np.full_like(X, np.nan)):
+        hard = risk("huber", rows, y, bound=1e6, ridge=1e-6)
+        with pytest.raises(ArithmeticError, match="Expected a problem"):
+            hard.solve(1e-9)

@@ -425,9 +425,15 @@ def test_minimisations_of_neighbouring_tables_stay_within_the_sensitivity(name, 
     for X in (case.X, case.without(seed % n)):
         table = csr_array(X) if case.layout == "csr" else X
         with recorded(logs[0] if logs else None) as log, np.errstate(all="ignore"), quiet():
-            pg.minimize(case.loss, table, y, **arguments)
+            try:
+                pg.minimize(case.loss, table, y, **arguments)
+            except ArithmeticError as error:
+                assert "Expected a problem" in str(error), "refused whatever the rows are"
         logs.append(log)
-    assert_neighbours(*logs)
+    if logs[0].releases or not one_shot:
+        assert_neighbours(*logs)
+    else:
+        assert not logs[1].releases
 
 
 @fuzz(25)
@@ -475,9 +481,9 @@ def one_run(search, X, y, settings, epsilon, delta):
 @given(seed=SEEDS)
 def test_searches_on_neighbouring_tables_stay_within_the_sensitivity(seed):
     rng = np.random.default_rng([seed, 7])
-    X = np.array([numbers(rng, 3) for _ in range(20)])
+    X = np.array([numbers(rng, 3) for _ in range(50)])
     kind = rng.integers(3)
-    y = numbers(rng, 20) if kind == 0 else rng.integers(0, 2 + (kind == 2), 20).astype(float)
+    y = numbers(rng, 50) if kind == 0 else rng.integers(0, 2 + (kind == 2), 50).astype(float)
     X, y = np.nan_to_num(X, nan=0.5), np.nan_to_num(y)
     classes = list(range(2 + int(kind == 2)))
     estimator: Any = pg.PrivateHuberRegressor(steps=2)
@@ -485,7 +491,7 @@ def test_searches_on_neighbouring_tables_stay_within_the_sensitivity(seed):
         estimator = pg.PrivateLogisticRegression(classes=classes, steps=2)
     logs: list[Log] = []
     others = X.copy()
-    others[seed % 20] = np.nan
+    others[seed % 50] = np.nan
     for table in (X, others):
         with (
             recorded(logs[0] if logs else None) as log,

@@ -110,6 +110,8 @@ class RegularizedRisk:
         """
         smooth = self.curvature * self._largest + self.ridge
         root = math.sqrt(self.ridge / smooth)
+        if math.isfinite(self.bound):
+            self._require_enough_steps(smooth, root, tolerance)
         momentum = (1 - root) / (1 + root)
         x = np.zeros(self.gradients.rows.shape[1])
         ahead = x
@@ -127,6 +129,19 @@ class RegularizedRisk:
             f"No solution to tolerance {tolerance:g} within {_MOST_STEPS} steps. Take a smaller "
             "step_size (more ridge) or a smaller radius."
         )
+
+    def _require_enough_steps(self, smooth: float, root: float, tolerance: float) -> None:
+        """Refuse from public numbers alone: an error after looking at rows would tell of them.
+
+        The gradient, at first at most bound + ‖tilt‖, falls by 1 - root in two steps.
+        """
+        start = self.bound + float(np.linalg.norm(self.tilt))
+        if 2 * math.log(max(start / tolerance * smooth / self.ridge, 1.0)) > root * _MOST_STEPS:
+            raise ArithmeticError(
+                f"Expected a problem that {_MOST_STEPS} steps can solve, found a curvature of "
+                f"{smooth / self.ridge:.2g} times the ridge. Take a smaller step_size (more ridge), "
+                "a smaller radius, or more smoothing."
+            )
 
 
 @kernel()
@@ -150,13 +165,15 @@ def _add_slopes(
     code: Any, parameter: Any, width: Any, total: Any, lost: Any,
 ) -> None:  # fmt: skip
     """total += Σ_i ℓ_h'(⟨s_i a_i, x⟩) s_i a_i over rows shrunk by s_i, with compensated sums."""
+    shrunk = np.empty(x.size)
     for i in range(shrinks.size):
         if shrinks[i] == 0.0:
             continue
-        first = starts[i] if dense else 0
-        margin = 0.0
-        for k in range(starts[i], starts[i + 1]):
-            margin += np.float64(data[k]) * shrinks[i] * x[indices[k - first]]
+        values = data[starts[i] : starts[i + 1]]
+        columns = indices[: x.size] if dense else indices[starts[i] : starts[i + 1]]
+        for k in range(values.size):
+            shrunk[k] = np.float64(values[k]) * shrinks[i]
+        margin = _product(shrunk[: values.size], columns, dense, x)
         if width == 0.0:
             steep = slope(code, parameter, margin, targets[i])
         else:
@@ -165,12 +182,24 @@ def _add_slopes(
             up = slope(code, parameter, _INFINITY, targets[i])
             part = (margin - targets[i] + width) / (2.0 * width)
             steep = down + (up - down) * min(max(part, 0.0), 1.0)
-        for k in range(starts[i], starts[i + 1]):
-            j = indices[k - first]
-            added = steep * (np.float64(data[k]) * shrinks[i]) - lost[j]
+        for k in range(values.size):
+            j = k if dense else columns[k]
+            added = steep * shrunk[k] - lost[j]
             after = total[j] + added
             lost[j] = (after - total[j]) - added
             total[j] = after
+
+
+@kernel(reorder=True)
+def _product(values: Any, columns: Any, dense: Any, x: Any) -> Any:
+    product = 0.0
+    if dense:
+        for j in range(values.size):
+            product += values[j] * x[j]
+    else:
+        for k in range(values.size):
+            product += values[k] * x[columns[k]]
+    return product
 
 
 def curvature(smoothness: float, lipschitz: float, smoothing: float) -> float:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from concurrent.futures import Executor
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -46,7 +47,7 @@ class GlmGradients:
         targets = loss.targets(as_targets(y), rows.shape[0])
         return cls(loss, rows, targets, int(targets.max()) + 1 if loss.multiclass else 1)
 
-    @property
+    @cached_property
     def dim(self) -> int:
         return self.rows.shape[1] * self.outputs
 
