@@ -139,8 +139,8 @@ class RegularizedRisk:
         if 2 * math.log(max(start / tolerance * smooth / self.ridge, 1.0)) > root * _MOST_STEPS:
             raise ArithmeticError(
                 f"Expected a problem that {_MOST_STEPS} steps can solve, found a curvature of "
-                f"{smooth / self.ridge:.2g} times the ridge. Take a smaller step_size (more ridge), "
-                "a smaller radius, or more smoothing."
+                f"{smooth / self.ridge:.2g} times the ridge. Take a smaller step_size (more "
+                "ridge), a smaller radius, or more smoothing."
             )
 
 
