@@ -99,7 +99,6 @@ def test_the_threshold_counts_the_grid(columns, n):
 
     The noise is z (1 + sqrt(k) grid) for a row's votes together, and whole units of the grid.
     """
-    event = GaussianEvent(0.5, leak=1e-6)
     quantile = -ndtri(1e-6 / columns)
 
     class Quantile:
@@ -108,7 +107,9 @@ def test_the_threshold_counts_the_grid(columns, n):
 
     source = RandomSource((Quantile(),) * 4, None, True)
     counts = {f"c{k}": Counter(mine=1) for k in range(columns)}
-    assert not any(discover(counts, n, event, source).values())
+    for noise in np.geomspace(0.4, 3.0, 23):
+        event = GaussianEvent(noise, leak=1e-6)
+        assert not any(discover(counts, n, event, source).values())
     quantile *= 1.01
     quantile += 1.0 / threshold(columns, n, event)
     assert all(discover(counts, n, event, source).values())
