@@ -91,14 +91,16 @@ class Box(Domain):
     def _edges(self) -> tuple[Vector, Vector]:
         return np.atleast_1d(self.low), np.atleast_1d(self.high)
 
+    @cached_property
+    def _size(self) -> int:
+        return max(edge.size for edge in self._edges)
+
     def project_into(self, out: Vector, x: Vector, metric: Vector | None) -> Vector:
-        low, high = self._edges
-        if max(low.size, high.size) not in (1, x.size):
+        if self._size not in (1, x.size):
             raise ValueError(
-                f"Expected a point of {max(low.size, high.size)} coordinates, as the box has; "
-                f"found {x.size}."
+                f"Expected a point of {self._size} coordinates, as the box has; found {x.size}."
             )
-        _clip(out, x, low, high)
+        _clip(out, x, *self._edges)
         return out
 
     def scaled_diameter(self, scale: ArrayLike) -> float:

@@ -104,7 +104,7 @@ class GlmGradients:
         is shrunk by more ulps than the norm's rounding errors can amount to. Rounding adds at
         most sqrt(d)/2 units, within the sensitivity that `mechanism.GaussianSum` declares.
         """
-        if ellipsoid.dim != self.dim:
+        if ellipsoid.scale.size != self.dim:
             raise ValueError(
                 f"Expected an ellipsoid of dimension {self.dim}, found {ellipsoid.dim}."
             )
@@ -127,9 +127,12 @@ class GlmGradients:
         *shape: Any,
         pool: Executor | None,
     ) -> tuple[int, int]:
-        if total.shape != x.shape:
-            raise ValueError(f"Expected a sum of shape {x.shape}, found shape {total.shape}.")
-        fixed = (self.targets, self.point(x), *self.loss.key, mode, *shape)
+        if not total.size == x.size == self.dim:
+            raise ValueError(
+                f"Expected a point and a sum of {self.dim} coordinates, found {x.size} and "
+                f"{total.size}."
+            )
+        fixed = (self.targets, x, *self.loss.key, mode, *shape)
         fused: tuple[Callable[..., tuple[int, int]], tuple[Any, ...]] = self.rows.kernel
         if self.loss.multiclass:
             fused, fixed = (kernels.add_classes, self.rows.flat), (*fixed, self.outputs)

@@ -33,7 +33,7 @@ def add_dense(
     dim = x.size
     flat = array.reshape(-1)
     line = 64 // array.itemsize
-    margins, norms, shrinks = np.empty(_ROWS), np.empty(_ROWS), np.empty(_ROWS)
+    margins, norms = np.empty(_ROWS), np.empty(_ROWS)
     clipped = nonfinite = 0
     for first in range(0, batch.size, _ROWS):
         count = min(_ROWS, batch.size - first)
@@ -55,12 +55,12 @@ def add_dense(
             if squares == _INFINITY:
                 norms[i] = _large_norm(array[row], whitening)
         for i in range(count):
-            target = targets[batch[first + i]]
-            margins[i], shrinks[i] = _weigh(
-                code, parameter, mode, margins[i], norms[i], target, limit
+            row = batch[first + i]
+            # Not in a loop of its own, whose steps a compiler may put side by side in a vector:
+            # exponentials of vectors and single ones round differently.
+            factor, shrink = _weigh(
+                code, parameter, mode, margins[i], norms[i], targets[row], limit
             )
-        for i in range(count):
-            row, factor, shrink = batch[first + i], margins[i], shrinks[i]
             if math.isnan(shrink):
                 nonfinite += 1
                 continue
