@@ -425,7 +425,9 @@ def test_minimisations_of_neighbouring_tables_stay_within_the_sensitivity(name, 
     refused: list[str] = []
     for X in (case.X, case.without(seed % n)):
         table = csr_array(X) if case.layout == "csr" else X
-        with recorded(logs[0] if logs else None) as log, np.errstate(all="ignore"), quiet():
+        # Squares of a given ellipsoid's noise may overflow there, which is public.
+        public = np.errstate(over="ignore" if name == "pagan-history" else "warn")
+        with recorded(logs[0] if logs else None) as log, quiet(), public:
             try:
                 pg.minimize(case.loss, table, y, **arguments)
                 refused.append("")
@@ -497,7 +499,6 @@ def test_searches_on_neighbouring_tables_stay_within_the_sensitivity(seed):
         with (
             recorded(logs[0] if logs else None) as log,
             pytest.MonkeyPatch.context() as patch,
-            np.errstate(all="ignore"),
             quiet(),
         ):
             patch.setattr(PrivateLinearEstimator, "_require_finite", lambda *_: None)

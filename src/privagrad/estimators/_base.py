@@ -29,6 +29,8 @@ from privagrad.noise import RandomSource, RandomState, random_source
 from privagrad.tables import DenseRows, SparseRows, as_rows, strange_columns
 
 BoundsLike = tuple[Any, Any] | None
+_quiet = np.errstate(over="ignore", invalid="ignore")
+"""A warning of an overflow would tell of a private row."""
 
 
 class PrivateLinearEstimator(BaseEstimator):  # type: ignore[misc]
@@ -50,6 +52,7 @@ class PrivateLinearEstimator(BaseEstimator):  # type: ignore[misc]
         tags.input_tags.sparse = True
         return tags
 
+    @_quiet
     def _read(self, X: Any, y: Any, refused: dict[str, Any], *, numeric: bool) -> tuple[Any, Any]:
         """X and y as scikit-learn wants them, whole and finite."""
         _refuse(refused)
@@ -137,6 +140,7 @@ class PrivateLinearEstimator(BaseEstimator):  # type: ignore[misc]
         # Row by row: the score of one row of a private search must not hang on the others.
         return np.asarray(as_rows(X).margins(self.coef_.T) + self.intercept_)
 
+    @_quiet
     def _require_finite(self, X: Any) -> None:
         data = X.data if hasattr(X, "tocsr") else X
         # A sum shows in one pass whether there is anything to look for.
