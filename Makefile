@@ -1,13 +1,14 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: help install demo test check docs bench bench-estimators clean
+.PHONY: help install demo test fuzz check docs bench bench-estimators clean
 
 help:
 	@echo "make install  a virtual environment in .venv with everything for development"
 	@echo "make demo     five optimizers at epsilon = 1, and a private model of a table: a plot and"
 	@echo "              a report in demo-output/"
 	@echo "make test     the tests, and the examples in the docs"
+	@echo "make fuzz     the fuzzers, with TIMES (default 100) times as many examples as in make test"
 	@echo "make check    lint, format, types"
 	@echo "make docs     the documentation as a site in site/"
 	@echo "make bench    side by side with peers, about 15 minutes"
@@ -27,6 +28,10 @@ demo: install
 
 test: install
 	OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
+
+TIMES ?= 100
+fuzz: install
+	PRIVAGRAD_FUZZ_EXAMPLES=$(TIMES) OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 tests/test_fuzz_tables.py
 
 check: install
 	$(BIN)/ruff check .

@@ -13,7 +13,7 @@ from privagrad.accounting import PrivacyPlan
 from privagrad.categories import discover, discovery, threshold
 from privagrad.events import GaussianEvent, SelectEvent
 from privagrad.mechanism import GaussianSum
-from privagrad.noise import random_source
+from privagrad.noise import RandomSource, random_source
 from tests.statistics import assert_scale, rate_accepted
 
 
@@ -89,8 +89,30 @@ def test_a_category_of_one_row_shows_as_rarely_as_the_leak_says():
 
 def test_the_threshold_is_the_normal_quantile():
     event = GaussianEvent(7.0, leak=1e-6)
-    assert threshold(4, event) == pytest.approx(1 + 14.0 * -ndtri(2.5e-7), rel=1e-3)
-    assert threshold(4, event) > 1 + 14.0 * -ndtri(2.5e-7)
+    assert threshold(4, 1000, event) == pytest.approx(1 + 14.0 * -ndtri(2.5e-7), rel=1e-3)
+    assert threshold(4, 1000, event) > 1 + 14.0 * -ndtri(2.5e-7)
+
+
+@pytest.mark.parametrize(("columns", "n"), [(1, 10), (50, 10**6), (2000, 10**9), (9, 10**12)])
+def test_the_threshold_counts_the_grid(columns, n):
+    """One row's category, with noise of exactly the quantile that may leak, stays hidden.
+
+    The noise is z (1 + sqrt(k) grid) for a row's votes together, and whole units of the grid.
+    """
+    quantile = -ndtri(1e-6 / columns)
+
+    class Quantile:
+        def standard_normal(self, size):
+            return np.full(size, quantile)
+
+    source = RandomSource((Quantile(),) * 4, None, True)
+    counts = {f"c{k}": Counter(mine=1) for k in range(columns)}
+    for noise in np.geomspace(0.4, 3.0, 23):
+        event = GaussianEvent(noise, leak=1e-6)
+        assert not any(discover(counts, n, event, source).values())
+    quantile *= 1.01
+    quantile += 1.0 / threshold(columns, n, event)
+    assert all(discover(counts, n, event, source).values())
 
 
 def test_the_leak_is_paid_from_delta():

@@ -396,3 +396,16 @@ def test_the_progress_bar_writes_to_stderr_only(capsys):
     assert "pagan" in shown.err
     usual(progress=False)
     assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("method", ["gep", "pdp-sgd", "subspace-adagrad"])
+def test_public_labels_beyond_the_private_classes_are_refused(method):
+    rng = np.random.default_rng(0)
+    X, labels = rng.standard_normal((30, 4)), np.arange(30) % 3
+    arguments = {"method": method, "epsilon": 1.0, "delta": 1e-3, "step_size": 0.1, "steps": 2,
+                 "ellipsoid": pg.Ellipsoid.ball(12, 1.0), "domain": pg.Box(-1, 1)}  # fmt: skip
+    with pytest.raises(ValueError, match=r"classes from 0 to 2 .* found 900000"):
+        pg.minimize(
+            "softmax", X, labels, public=(X, np.where(labels, labels, 900_000)), **arguments
+        )
+    pg.minimize("softmax", X, labels, public=(X[:5], labels[:5]), **arguments)

@@ -125,6 +125,8 @@ def test_boxes_take_vectors():
         (lambda: pg.L1Ball(-1), "radius > 0"),
         (lambda: pg.Simplex("x"), "number"),
         (lambda: pg.L2Ball(1).project([1.0, 2.0], [1.0, 0.0]), r"metric\[1\]=0.0"),
+        (lambda: pg.Box([0.0, 0.0], 1.0).project([1.0, 2.0, 3.0]), "2 coordinates"),
+        (lambda: pg.Box(0, 1).project([1.0, 2.0], out=np.empty(1)), r"out of shape \(2,\)"),
         (lambda: pg.L2Ball(1).project([1.0, 2.0], [1.0]), r"shape \(2,\)"),
     ],
 )

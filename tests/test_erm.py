@@ -1,3 +1,5 @@
+import math
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -6,10 +8,14 @@ from scipy.integrate import quad
 from scipy.sparse import csr_array
 
 import privagrad as pg
+from privagrad import oracle
 from privagrad.erm import RegularizedRisk
 from privagrad.events import ObjectiveEvent
 from privagrad.glm import GlmGradients
 from privagrad.losses import LOSSES
+from privagrad.mechanism import GaussianSum
+from privagrad.methods import Setting
+from privagrad.noise import RandomSource
 from privagrad.tables import as_rows
 from tests.statistics import scale_accepted
 
@@ -123,6 +129,63 @@ def test_objective_perturbation_pays_for_its_tolerance():
     assert 0.98 <= result.privacy.epsilon <= 1.0
 
 
+@pytest.mark.parametrize("noise", [1.0, 1e5])
+def test_the_cover_hides_the_grid_of_the_noise_in_the_objective(noise):
+    """Noise b is rounded to a grid: with rows of zeros the minimiser is -b/Λ, before and after.
+
+    What is released may be half the declared sensitivity from the minimiser of the true b.
+    """
+    n, dim, ridge, normal = 50, 3, 0.01, 0.123456789
+    gradients = GlmGradients(pg.Loss("logistic"), as_rows(np.zeros((n, dim))), np.ones(n))
+    ball = pg.Ellipsoid.ball(dim, 1.0)
+    setting = Setting(dim, 1, n, noise, pg.WholeSpace(), ball, None, n)
+    made = []
+
+    class Fixed:
+        def standard_normal(self, size):
+            return np.full(size, normal)
+
+    class Recorded(GaussianSum):
+        def release(self, units, ellipsoid, *rest):
+            made.append((self, units.copy(), ellipsoid))
+            return super().release(units, ellipsoid, *rest)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(oracle, "GaussianSum", Recorded)
+        source = RandomSource((Fixed(),) * 4, None, True)
+        oracle.GradientOracle(gradients, setting, source, None).minimum(ridge, 0.1, 200.0)
+    (tilted, _, tilts), (cover, units, shape) = made
+    declared = shape.radius / cover.batch_size
+    released = units * cover.grid * declared
+    b = normal * noise * tilted.sensitivity * tilts.radius
+    tolerance = 0.0005 / n
+    grid = math.sqrt(dim) * tilted.grid * tilts.radius / tilted.batch_size
+    assert declared >= 2 * (tolerance + grid / (2 * n)) / ridge
+    assert np.linalg.norm(released + b / (n * ridge)) <= declared / 2
+    assert cover.sensitivity >= 1 + 2 * math.sqrt(dim) * cover.grid
+
+
+@pytest.mark.parametrize("method", ["output-perturbation", "objective-perturbation"])
+@pytest.mark.parametrize("sparse", [False, True])
+def test_minimisers_survive_any_row(method, sparse):
+    X, y = problem(20, 3)
+    X[:6] = [
+        [1.7e308] * 3,
+        [np.nan, 1, 1],
+        [np.inf, 0, 0],
+        [1e200, -1e200, 0],
+        [5e-324] * 3,
+        [0] * 3,
+    ]
+    with np.errstate(all="ignore"):
+        result = pg.minimize(
+            "huber", csr_array(X) if sparse else X, 1e308 * y, method=method, epsilon=1.0,
+            delta=1e-3, ellipsoid=pg.Ellipsoid.ball(3, 1.0), step_size=0.5, random_state=0,
+        )  # fmt: skip
+    assert np.isfinite(result.last).all()
+    assert result.diagnostics.nonfinite in (2, 3)
+
+
 @pytest.mark.parametrize("method", ["output-perturbation", "objective-perturbation"])
 def test_perturbed_minimisers_have_the_noise_they_pay_for(method):
     """Rows of zeros: output noise has std z Δ; noise b in the objective moves x by -b/Λ."""
@@ -149,3 +212,11 @@ def test_perturbed_minimisers_have_the_noise_they_pay_for(method):
     assert 0.95 * std <= measured <= 1.06 * std
     assert not scale_accepted(seen, std * 2 / 3)
     assert not scale_accepted(seen, std * 3 / 2)
+
+
+def test_problems_beyond_the_solver_are_refused_whatever_the_rows():
+    X, y = problem()
+    for rows in (X, 0 * X, np.full_like(X, np.nan)):
+        hard = risk("huber", rows, y, bound=1e6, ridge=1e-6)
+        with pytest.raises(ArithmeticError, match="Expected a problem"):
+            hard.solve(1e-9)

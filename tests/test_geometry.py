@@ -1,6 +1,6 @@
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
@@ -26,7 +26,7 @@ def test_projection_inequality(how, case, seed):
     ellipsoid, rows = case
     projected = ellipsoid.project(rows, how=how)
     assert projected.shape == rows.shape
-    assert np.all(ellipsoid.norm(projected) <= ellipsoid.radius * (1 + 1e-12))
+    assert np.all(ellipsoid.norm(projected) <= ellipsoid.radius)
     directions = np.random.default_rng(seed).standard_normal((20, ellipsoid.dim))
     directions /= np.linalg.norm(directions, axis=1, keepdims=True)
     inside = directions * ellipsoid.noise_std
@@ -35,6 +35,39 @@ def test_projection_inequality(how, case, seed):
         products = (inside - p) @ (metric * (g - p))
         size = np.sqrt(metric) * np.abs(g - p) @ (np.sqrt(metric) * ellipsoid.noise_std)
         assert np.all(products <= 1e-9 * size + 1e-300)
+
+
+ANY = st.one_of(
+    st.floats(allow_nan=True, allow_infinity=True),
+    st.floats(-5, 5),
+    st.sampled_from([np.nan, np.inf, 1.7e308, -1.7e308, 1e300, 1e-300, 5e-324, 0.0]),
+)
+WIDE = st.floats(-270, 270).map(lambda e: 10.0**e)
+
+
+@pytest.mark.parametrize("how", ["radial", "euclidean"])
+@settings(max_examples=300)
+@given(data=st.data(), dim=st.integers(1, 6))
+def test_projections_are_inside_to_the_last_bit(how, data, dim):
+    """Whatever the row and the scales: as `norm` computes it, alone or among others."""
+    spread = data.draw(st.sampled_from([SCALES, WIDE]))
+    scale = data.draw(arrays(float, dim, elements=spread))
+    radius = data.draw(spread)
+    exponents = np.log10(scale) / 2 - np.log10(radius)
+    assume(np.abs(exponents).max() < 279)
+    ellipsoid = pg.Ellipsoid(scale, radius)
+    rows = data.draw(arrays(float, (3, dim), elements=ANY))
+    projected = ellipsoid.project(rows, how=how)
+    assert np.isfinite(projected).all()
+    assert np.all(ellipsoid.norm(projected) <= radius)
+    for row, inside in zip(rows, projected, strict=True):
+        assert ellipsoid.norm(inside) <= radius
+        assert np.array_equal(ellipsoid.project(row, how=how), inside)
+        if np.isfinite(row).all():
+            assert ellipsoid.norm(row) > radius or np.array_equal(inside, row)
+            assert ellipsoid.norm(row) <= radius or ellipsoid.norm(inside) >= radius * (1 - 1e-9)
+        else:
+            assert not inside.any()
 
 
 def exact_euclidean(ellipsoid: pg.Ellipsoid, g: np.ndarray) -> np.ndarray:

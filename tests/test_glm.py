@@ -319,3 +319,85 @@ def test_an_empty_batch_adds_nothing(layout):
     )
     assert not units.any()
     assert counts == (0, 0)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("loss", LOSSES)
+def test_a_gradient_depends_on_its_row_alone(loss, layout):
+    """In any batch at any place the same to the last bit: at a bend a bit makes another gradient.
+
+    Targets are the margins themselves, rows nearly orthogonal to the point.
+    """
+    kind, X, y, x = problem(loss, n=70, dim=40)
+    X -= np.outer(X @ x[:40], x[:40]) / (x[:40] @ x[:40])
+    if loss in ("absolute", "huber", "quantile"):
+        X *= 1e9
+        y = X @ x
+    gradients = gradients_of(kind, X, y, layout)
+    alone = np.vstack([gradients.each(x, np.array([i])) for i in range(70)])
+    for size in (2, 3, 8, 33, 70):
+        batch = np.random.default_rng(size).permutation(70)[:size]
+        assert np.array_equal(gradients.each(x, batch), alone[batch])
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("projection", PROJECTIONS)
+def test_rows_near_the_largest_double_never_poison_the_sum(projection, layout):
+    """Slopes beyond 1 (Huber's reach its bend) times such entries overflow."""
+    X = np.array([[1.7e308, 1e300], [1.0, 2.0], [1.7e308, -1.7e308]])
+    gradients = gradients_of(pg.Loss("huber", 1.35), X, np.array([-9.0, 0.5, 9.0]), layout)
+    batch = np.arange(3)
+    for radius in (1e-3, 1.0, 1e3, 1e10, 1e250):
+        ellipsoid = pg.Ellipsoid([1.0, 0.3], radius)
+        units, counts = bounded_sum(gradients, np.ones(2), batch, ellipsoid, 2.0**-30, projection)
+        assert np.isfinite(units).all()
+        each = [
+            bounded_sum(gradients, np.ones(2), batch[i : i + 1], ellipsoid, 2.0**-30, projection)
+            for i in range(3)
+        ]
+        for handed, (_, left_out) in each:
+            assert np.linalg.norm(handed) * 2.0**-30 <= 1 + 1e-8
+            assert left_out == 0 or not handed.any()
+        assert counts[1] == sum(left_out for _, (_, left_out) in each)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("loss", LOSSES)
+def test_scales_spread_over_the_range_of_doubles_stay_finite(loss, layout):
+    """Where scale/max(scale) underflows, 0 · inf must not arise."""
+    kind, X, y, x = problem(loss, dim=3)
+    scale = np.tile([1e-300, 1.0, 1e300], x.size // 3)
+    for radius in (1e-100, 1.0, 1e100):
+        ellipsoid = pg.Ellipsoid(scale, radius)
+        units, counts = bounded_sum(
+            gradients_of(kind, X * 1e3, y, layout), x, np.arange(40), ellipsoid, 2.0**-30,
+            "euclidean",
+        )  # fmt: skip
+        assert np.isfinite(units).all()
+        assert counts[1] == 0
+        assert np.linalg.norm(units) * 2.0**-30 <= 40 * (1 + 1e-8)
+
+
+def test_wrong_sizes_and_labels_are_refused_before_a_kernel_sees_them():
+    X, ball = np.ones((3, 2)), pg.Ellipsoid.ball(2, 1.0)
+    for loss, y, outputs, message in [
+        ("softmax", [0, 1, 3], 3, "classes from 0 to 2"),
+        ("softmax", [0, 1, -1], 3, "classes from 0 to 2"),
+        ("multiclass-hinge", [0, 0.5, 1], 2, "classes from 0 to 1"),
+        ("softmax", [0, 1, np.nan], 3, "classes from 0 to 2"),
+        ("logistic", [1, -1, 5], 1, "labels -1 and 1"),
+        ("absolute", [1.0, 2.0], 1, "each of 3 rows"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            GlmGradients(pg.Loss(loss), as_rows(X), np.array(y, float), outputs)
+    gradients = GlmGradients(pg.Loss("absolute"), as_rows(X), np.ones(3))
+    with pytest.raises(ValueError, match=r"point of shape \(2,\)"):
+        gradients.each(np.ones(3), np.arange(3))
+    with pytest.raises(ValueError, match="2 coordinates, found 1 and 1"):
+        bounded_sum(gradients, np.ones(1), np.arange(3), ball, 1.0)
+    with pytest.raises(ValueError, match="dimension 2, found 1"):
+        bounded_sum(gradients, np.ones(2), np.arange(3), pg.Ellipsoid.ball(1, 1.0), 1.0)
+    with pytest.raises(ValueError, match="2 coordinates, found 2 and 1"):
+        gradients.add_bounded(np.zeros(1), np.ones(2), np.arange(3), ball, 1.0)
+    with pytest.raises(ValueError, match="classes from 0 to 1"):
+        pg.Loss("softmax").value([[0.0, 1.0]], [2])

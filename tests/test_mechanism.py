@@ -117,3 +117,18 @@ def test_bounded_vectors_move_the_sum_by_at_most_the_sensitivity(data, dim):
     units, clipped, _ = bounded_units(inside, 2.0**-30)
     assert units[0] * 2.0**-30 == pytest.approx(1.6, abs=1e-8)
     assert clipped == 1
+
+
+def test_an_ellipsoid_too_small_for_the_sum_is_refused():
+    with pytest.raises(ValueError, match="dimension 3"):
+        GaussianSum(3, 1.0, 1).release(np.zeros(3), Ellipsoid.ball(2, 1.0), random_source(0))
+
+
+@given(data=st.data(), dim=st.integers(1, 40))
+def test_what_a_vector_adds_does_not_depend_on_the_others(data, dim):
+    rng = np.random.default_rng(data.draw(st.integers(0, 10**6)))
+    vectors = rng.standard_normal((17, dim)) * 10.0 ** rng.integers(-300, 300, (17, 1))
+    alone = [bounded_units(vectors[i : i + 1], 2.0**-40)[0] for i in range(17)]
+    assert np.array_equal(bounded_units(vectors, 2.0**-40)[0], np.sum(alone, axis=0))
+    columns = np.asfortranarray(vectors)
+    assert np.array_equal(bounded_units(columns, 2.0**-40)[0], np.sum(alone, axis=0))

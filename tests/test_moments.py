@@ -7,9 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from scipy.sparse import csr_array
+from scipy.special import ndtr
 
 import privagrad as pg
 from privagrad import moments, queries, theory
+from privagrad.events import GaussianEvent
 from privagrad.experiments.problems import absolute_regression
 from privagrad.mechanism import GaussianSum
 from privagrad.noise import random_source
@@ -408,12 +410,49 @@ def test_algorithm3_needs_a_ratio_above_one():
         moments.algorithm3(np.ones((10, 2)), 1.0, 1.0, 1e-3, random_source(0))
 
 
-def test_algorithm3s_noise_is_the_papers():
-    """ρ_t² T sqrt(d log(T/δ))/(nε), in the units of the release ρ_t² sqrt(d)."""
+def algorithm3_noises(X, epsilon, delta, **settings):
     with recorded() as made:
-        moments.algorithm3(np.ones((100, 4)), 2.0, 0.5, 1e-4, random_source(0))
-    noises = [mechanism.noise_multiplier for mechanism, _, _ in made]
+        moments.algorithm3(X, 2.0, epsilon, delta, random_source(0), **settings)
+    return [mechanism.noise_multiplier for mechanism, _, _ in made]
+
+
+@pytest.mark.parametrize(
+    ("dim", "epsilon", "delta"), [(1, 1.0, 1e-6), (4, 0.5, 1e-4), (9, 3, 1e-8)]
+)
+def test_algorithm3s_noise_gives_its_guarantee(dim, epsilon, delta):
+    """Gaussian releases of noise z compose to one of z/sqrt(T), whose δ(ε) is known exactly."""
+    noises = algorithm3_noises(np.ones((100, dim)), epsilon, delta)
+    assert len(set(noises)) == 1
+    assert len(noises) == max(1, int(np.ceil(1.5 * np.log2(dim))))
+
+    def spent(noise):
+        mu = np.sqrt(len(noises)) / noise
+        return ndtr(mu / 2 - epsilon / mu) - np.exp(epsilon) * ndtr(-mu / 2 - epsilon / mu)
+
+    assert 0.9 * delta < spent(noises[0]) <= delta
+    assert spent(noises[0] / 1.5) > delta
+
+
+def test_algorithm3s_published_noise_is_there_and_gives_less():
+    """ρ_t² T sqrt(d log(T/δ))/(nε), in the units of the release ρ_t² sqrt(d)."""
+    noises = algorithm3_noises(np.ones((100, 4)), 0.5, 1e-4, noise="paper")
     assert noises == [3 * np.sqrt(np.log(3 / 1e-4)) / 0.5] * 3
+    [published] = algorithm3_noises(np.ones((100, 1)), 1.0, 1e-6, noise="paper")
+    assert pg.PrivacyPlan((GaussianEvent(published),)).delta(1.0) == pytest.approx(
+        1.06e-5, rel=0.01
+    )
+    with pytest.raises(ValueError, match="accountant, paper"):
+        moments.algorithm3(np.ones((100, 1)), 2.0, 1.0, 1e-6, random_source(0), noise="none")
+
+
+@pytest.mark.parametrize("strange", [np.nan, np.inf, -np.inf, 1e300])
+def test_algorithm3_survives_any_row(strange):
+    """One row, whatever it holds, leaves the estimates of the others as they are."""
+    X = np.random.default_rng(0).standard_normal((5000, 4)) * [1.0, 0.3, 0.1, 0.7]
+    odd = X.copy()
+    odd[17, 0] = strange
+    plain, found = (moments.algorithm3(rows, 3.0, 4.0, 1e-6, random_source(0)) for rows in (X, odd))
+    assert np.array_equal(plain, found)
 
 
 def test_public_rows_give_the_ellipsoid_for_nothing():

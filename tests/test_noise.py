@@ -1,3 +1,7 @@
+import copy
+import os
+import pickle
+
 import numpy as np
 import pytest
 from scipy import stats
@@ -49,3 +53,60 @@ def test_normals_are_standard_and_independent(random_state):
 def test_wrong_random_states_say_why(wrong):
     with pytest.raises((TypeError, ValueError), match="random_state"):
         random_source(wrong)
+
+
+def drawn_in_a_child(draw):
+    """What `draw` returns in a forked process, as bytes."""
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            os.write(writing, draw())
+            status = 0
+        finally:
+            os._exit(status)
+    os.close(writing)
+    with os.fdopen(reading, "rb") as pipe:
+        found = pipe.read()
+    assert os.waitpid(child, 0)[1] == 0
+    return found
+
+
+# Python warns of forks in processes with threads; the child here only draws and exits.
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
+@pytest.mark.parametrize("random_state", [None, 5])
+def test_forked_processes_share_no_secure_stream(random_state):
+    """Parent and two children draw different normals and samples, also from generators kept."""
+    source = random_source(random_state)
+    lane, sampler = source.lanes[0], source.sampler
+    for generator in (lane, sampler):  # half-used blocks and words must not be shared either
+        generator.standard_normal(3)
+        generator.integers(2**31, dtype=np.int32)
+
+    def draw():
+        numbers = [
+            *(kept.standard_normal(4) for kept in (lane, *source.lanes[1:])),
+            sampler.integers(2**63, size=4).astype(float),
+            sampler.integers(2**31, size=4, dtype=np.int32).astype(float),
+            sampler.bit_generator.random_raw(4).astype(float),
+        ]
+        return np.concatenate(numbers).tobytes()
+
+    seen = np.array(
+        [np.frombuffer(drawn) for drawn in (*map(drawn_in_a_child, [draw] * 2), draw())]
+    )
+    equal = [(seen[i] == seen[j]) for i, j in ((0, 1), (0, 2), (1, 2))]
+    assert np.all(equal) if random_state else not np.any(equal)
+
+
+@pytest.mark.parametrize(
+    "duplicate", [copy.copy, copy.deepcopy, lambda g: pickle.loads(pickle.dumps(g))]
+)
+def test_copies_of_a_secure_generator_have_streams_of_their_own(duplicate):
+    source = random_source()
+    assert duplicate(source.sampler).integers(2**63) != source.sampler.integers(2**63)
+    other = duplicate(random_source(3).sampler)
+    assert other.integers(2**63) == random_source(3).sampler.integers(2**63)
+    if duplicate is not copy.copy:  # a shallow copy of a source is the same generators
+        assert duplicate(source).lanes[0].random() != source.lanes[0].random()

@@ -1,4 +1,5 @@
 import math
+import warnings
 
 import numpy as np
 import pytest
@@ -59,6 +60,60 @@ def test_scores_count_from_0_to_1():
 
     wild = np.array([-1e9, 1e9])
     assert _noisy_mean(wild, GaussianEvent(1e-3), random_source(0)) == pytest.approx(0.5, abs=0.01)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_scores_that_are_not_numbers_count_as_nothing(bad):
+    from privagrad.estimators.search import _noisy_mean
+    from privagrad.noise import random_source
+
+    scores = np.array([0.5, 0.7, 0.2])
+    event, odd = GaussianEvent(1e-3), np.append(scores, bad)
+    found = _noisy_mean(odd, event, random_source(0))
+    most = 2.4 if bad == np.inf else 1.4  # inf is the best score there is, 1
+    assert found * 4 == pytest.approx(most, abs=0.01)
+
+
+def test_a_search_over_rows_near_the_largest_double_finds_a_model():
+    """Predictions for such rows are NaN: inf - inf."""
+    X = 1e-3 * table(300)[0]
+    X[:40:3] = 1.7e308
+    y = np.random.default_rng(1).standard_normal(300)
+    for seed in range(4):
+        search = pg.PrivateSearch(
+            pg.PrivateHuberRegressor(steps=3), CANDIDATES, epsilon=50.0, mean_runs=1.5,
+            random_state=seed,
+        ).fit(X, y)  # fmt: skip
+        assert search.best_estimator_ is not None
+        assert np.isfinite(search.best_score_)
+
+
+@pytest.mark.filterwarnings("always")
+def test_nothing_shows_how_many_runs_there_were(capfd):
+    """Warnings and progress bars come equally often in short searches and in long ones."""
+    X, y = table(300)
+    shown = set()
+    for seed in range(4):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            pg.PrivateSearch(
+                pg.PrivateLogisticRegression(verbose=True, steps=3), CANDIDATES, epsilon=0.5,
+                mean_runs=6.0, random_state=seed,
+            ).fit(X, y)  # fmt: skip
+        told = [str(warning.message) for warning in caught]
+        assert sum("rows are few" in message for message in told) == 1
+        shown.add((len(told), *capfd.readouterr()))
+    assert len(shown) == 1
+    assert shown.pop()[1:] == ("", "")
+
+
+def test_the_best_model_keeps_its_own_settings():
+    X, y = table(300)
+    search = pg.PrivateSearch(
+        pg.PrivateLogisticRegression(verbose=True, steps=3), CANDIDATES, epsilon=20.0,
+        mean_runs=1.5, random_state=0,
+    ).fit(X, y)  # fmt: skip
+    assert search.best_estimator_.verbose is True
 
 
 def test_more_runs_cost_more_and_one_run_costs_a_run():

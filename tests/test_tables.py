@@ -102,6 +102,10 @@ def both_layouts(X):
     return (X, [X]), (matrix, [matrix.data, matrix.indices, matrix.indptr])
 
 
+def dense(rows):
+    return rows.matrix.toarray() if isinstance(rows, SparseRows) else rows.array
+
+
 @pytest.mark.parametrize("constant", [False, True])
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_standardized_rows_are_their_formula(dtype, constant):
@@ -114,13 +118,13 @@ def test_standardized_rows_are_their_formula(dtype, constant):
         rows = as_rows(table)
         moved = rows.standardized(centre, unit, constant)
         assert type(moved) is type(rows)
-        assert moved.take(np.arange(30)) == pytest.approx(naive, rel=4 * float(np.finfo(dtype).eps))
+        assert dense(moved) == pytest.approx(naive, rel=4 * float(np.finfo(dtype).eps))
         shifted = rows.centred(np.array([1, 3]), centre[[1, 3]]).array
         assert shifted == pytest.approx(X[:, [1, 3]] - centre[[1, 3]], rel=1e-6)
         for array, copy in zip(arrays, before, strict=True):
             assert np.array_equal(array, copy), "the user's table stays as it was"
         untouched = rows.standardized(np.zeros(4), np.ones(4), False)
-        assert untouched.take(np.arange(30)) == pytest.approx(X)
+        assert dense(untouched) == pytest.approx(X)
     assert as_rows(X).standardized(centre, unit, constant).array.dtype == dtype
 
 
@@ -130,3 +134,19 @@ def test_standardized_sparse_columns_keep_their_zeros():
     assert moved.data.size == matrix.nnz + 50
     centred = as_rows(matrix).standardized(np.array([1.0, 0, 0, 0, 0, 0]), np.full(6, 2.0), False)
     assert centred.data.size == 50 + matrix[:, 1:].nnz
+
+
+@pytest.mark.parametrize("kind", [np.asarray, sparse.csr_array])
+def test_points_of_another_size_are_refused(kind):
+    rows = as_rows(kind(np.eye(3)))
+    for wrong in (np.ones(2), np.ones(4), np.ones((2, 3))):
+        with pytest.raises(ValueError, match="3 columns"):
+            rows.margins(wrong)
+    assert rows.margins(np.arange(6.0).reshape(3, 2)).tolist() == [[0, 1], [2, 3], [4, 5]]
+
+
+def test_row_starts_beyond_the_entries_are_refused_unread():
+    matrix = sparse.csr_array(np.eye(3))
+    matrix.indptr = np.array([0, 10**9, 2, 3], dtype=matrix.indptr.dtype)
+    with pytest.raises(ValueError, match="ind"):
+        as_rows(matrix)

@@ -3,8 +3,8 @@
 A row has at most one category in each of k columns, so that it moves k counts by 1: by 1/sqrt(k)
 each it is a vector of norm 1. Gaussian noise of multiplier z protects the counts of categories that
 other rows have too. A category of one row alone shows with probability at most leak/k where the
-threshold is 1 + z sqrt(k) Φ⁻¹(1 - leak/k): all of a row's own categories stay hidden with
-probability 1 - leak.
+threshold is 1 + s sqrt(k) Φ⁻¹(1 - leak/k), s the noise's standard deviation, which is z times the
+sensitivity with its grid: all of a row's own categories stay hidden with probability 1 - leak.
 """
 
 from __future__ import annotations
@@ -35,12 +35,19 @@ def discovery(columns: int, epsilon: float, delta: float) -> GaussianEvent:
     return GaussianEvent(event.noise_multiplier, purpose="categories", leak=_LEAK * delta)
 
 
-def threshold(columns: int, event: GaussianEvent) -> float:
-    """The noisy count from which on a category shows: rarer ones are unlikely to."""
+def _mechanism(columns: int, n: int, event: GaussianEvent) -> GaussianSum:
+    return GaussianSum(columns, event.noise_multiplier, n)
+
+
+def threshold(columns: int, n: int, event: GaussianEvent) -> float:
+    """The noisy count of n rows from which on a category shows: rarer ones are unlikely to."""
     from scipy.special import ndtri
 
-    deviation = math.sqrt(columns) * event.noise_multiplier * (1 + 1e-5)
-    return 1.001 + deviation * float(-ndtri(event.leak / columns))
+    mechanism, root = _mechanism(columns, n, event), math.sqrt(columns)
+    deviation = root * event.noise_multiplier * mechanism.sensitivity
+    # Noise is rounded to the grid; the last factor is for the rounding of these few products.
+    least = 1.0 + root * mechanism.grid + deviation * float(-ndtri(event.leak / columns))
+    return least * (1 + 1e-9)
 
 
 def discover(
@@ -57,11 +64,11 @@ def discover(
     """
     k = len(counts)
     keys = [(name, value) for name in counts for value in sorted(counts[name])]
-    mechanism = GaussianSum(k, event.noise_multiplier, n)
+    mechanism = _mechanism(k, n, event)
     vote = np.floor((1 - 8 * ULP) / (math.sqrt(k) * mechanism.grid))
     units = vote * np.array([counts[name][value] for name, value in keys], dtype=np.float64)
     means = mechanism.release(units, Ellipsoid.ball(max(len(keys), 1), 1.0), source)
-    least = threshold(k, event)
+    least = threshold(k, n, event)
     kept: dict[str, list[tuple[float, str]]] = {name: [] for name in counts}
     for (name, value), count in zip(keys, means * n * math.sqrt(k), strict=True):
         if count > least:

@@ -30,6 +30,8 @@ class Domain(ABC):
         weights = None
         if metric is not None:
             weights = _validate.positive_vector("metric", metric, dim=point.size)
+        if out is not None and out.shape != point.shape:
+            raise ValueError(f"Expected out of shape {point.shape}, as x; found {out.shape}.")
         return self.project_into(np.empty_like(point) if out is None else out, point, weights)
 
     @abstractmethod
@@ -89,7 +91,15 @@ class Box(Domain):
     def _edges(self) -> tuple[Vector, Vector]:
         return np.atleast_1d(self.low), np.atleast_1d(self.high)
 
+    @cached_property
+    def _size(self) -> int:
+        return max(edge.size for edge in self._edges)
+
     def project_into(self, out: Vector, x: Vector, metric: Vector | None) -> Vector:
+        if self._size not in (1, x.size):
+            raise ValueError(
+                f"Expected a point of {self._size} coordinates, as the box has; found {x.size}."
+            )
         _clip(out, x, *self._edges)
         return out
 
@@ -126,8 +136,8 @@ class L2Ball(Domain):
         if metric is None:
             return np.multiply(x, self.radius / norm, out=out)
         stretch: Vector = metric.min() / metric
-        root = secular_root(x, stretch, self.radius)
-        return np.divide(x, 1.0 + root * stretch, out=out)
+        root, top = secular_root(x, stretch, self.radius)
+        return np.divide(x, 1.0 + root * (stretch / top), out=out)
 
     def scaled_diameter(self, scale: ArrayLike) -> float:
         return 2 * self.radius / math.sqrt(_validate.positive_vector("scale", scale).min())

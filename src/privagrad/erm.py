@@ -15,11 +15,16 @@ from typing import Any
 
 import numpy as np
 
-from privagrad import kernels
+from privagrad._numba import kernel
 from privagrad._validate import Vector
+from privagrad.geometry import euclidean_norm
 from privagrad.glm import GlmGradients
+from privagrad.losses import slope
+from privagrad.mechanism import ULP
 
 _MOST_STEPS = 200_000
+_LEAST_SHRINK = 1e-290
+_INFINITY = math.inf
 
 
 @dataclass(frozen=True)
@@ -42,14 +47,14 @@ class RegularizedRisk:
     @cached_property
     def _shrink(self) -> Vector:
         """What brings each row within the bound; 0 for rows that are not finite."""
-        matrix = self.gradients.rows.matrix.astype(np.float64)
-        with np.errstate(over="ignore"):
-            squares = matrix.multiply(matrix) if hasattr(matrix, "multiply") else np.square(matrix)
-        norms = np.sqrt(np.asarray(squares.sum(axis=1))).ravel()
-        finite = np.isfinite(norms) & np.isfinite(self.gradients.targets)
-        limit = self.bound / self.gradients.loss.lipschitz * (1 - 1e-9)
-        shrink = np.minimum(1.0, limit / np.where(finite, np.maximum(norms, 1e-300), 1.0))
-        return np.where(finite, shrink, 0.0)
+        limit = self._longest * (1 - 1e-9)
+        shrink: Vector = _shrinks(*self.gradients.rows.flat, self.gradients.targets, limit)
+        return shrink
+
+    @property
+    def _longest(self) -> float:
+        """How long a row may be."""
+        return self.bound / self.gradients.loss.lipschitz
 
     @property
     def shrunk(self) -> int:
@@ -65,50 +70,48 @@ class RegularizedRisk:
     def _largest(self) -> float:
         """A bound on the rows' second moment in any direction; public where rows are bounded."""
         if math.isfinite(self.bound):
-            return (self.bound / self.gradients.loss.lipschitz) ** 2
+            return self._longest**2
+        matrix: Any = self.gradients.rows.matrix[self._shrink > 0].astype(np.float64)
         v = np.random.default_rng(0).standard_normal(self.gradients.rows.shape[1])
         value = 0.0
         for _ in range(30):
             v /= max(float(np.linalg.norm(v)), 1e-300)
-            v = self._transposed(self._margins(v)) / self._shrink.size
+            v = matrix.T @ (matrix @ v) / self._shrink.size
             value = float(np.linalg.norm(v))
         return 1.2 * value
 
-    def _margins(self, x: Vector) -> Vector:
-        with np.errstate(invalid="ignore", over="ignore"):
-            margins = np.asarray(self.gradients.rows.matrix @ x, dtype=np.float64) * self._shrink
-        return np.where(self._shrink > 0, margins, 0.0)
-
-    def _transposed(self, weights: Vector) -> Vector:
-        matrix: Any = self.gradients.rows.matrix
-        kept = self._shrink > 0
-        if not kept.all():
-            matrix, weights = matrix[kept], weights[kept]
-        shrink = self._shrink[kept] if not kept.all() else self._shrink
-        return np.asarray(matrix.T @ (weights * shrink), dtype=np.float64)
-
     def gradient(self, x: Vector) -> Vector:
         """∇J(x)."""
-        loss, h = self.gradients.loss, self.smoothing
-        margins = self._margins(x)
-        targets = np.where(self._shrink > 0, self.gradients.targets, 1.0)
-        if math.isfinite(loss.smoothness):
-            slopes = kernels.slopes(*loss.key, margins, targets)
-        else:
-            # Each bends once, at m = y. Differences of values would lose the bound for huge y.
-            down = kernels.slopes(*loss.key, np.full_like(margins, -np.inf), targets)
-            up = kernels.slopes(*loss.key, np.full_like(margins, np.inf), targets)
-            slopes = down + (up - down) * np.clip((margins - targets + h) / (2 * h), 0.0, 1.0)
-        result: Vector = self._transposed(slopes) / self._shrink.size + self.ridge * x + self.tilt
+        gradients, total = self.gradients, np.zeros(x.size)
+        width = 0.0 if math.isfinite(gradients.loss.smoothness) else self.smoothing
+        _add_slopes(
+            *gradients.rows.flat, self._shrink, gradients.targets, gradients.point(x),
+            *gradients.loss.key, width, total, np.zeros(x.size),
+        )  # fmt: skip
+        result: Vector = total / self._shrink.size + self.ridge * x + self.tilt
         return result
 
-    def solve(self, tolerance: float) -> Vector:
-        """An x with ‖∇J(x)‖ ≤ tolerance, by accelerated gradients; raises if it cannot be had.
+    def rounding(self, tolerance: float) -> float:
+        """How far `gradient` may be from ∇J, rounding errors added up, where it is ≤ tolerance.
 
-        J is `ridge`-strongly convex, so x lies within tolerance/ridge of the minimiser.
+        A margin is off by (d + 3) ulps of ‖a‖‖x‖, a slope by the curvature times that; sums over
+        rows are compensated. Where ‖∇J‖ ≤ 2 tolerance, ridge ‖x‖ ≤ bound + ‖tilt‖ + 2 tolerance.
+        """
+        pull = self.bound + float(np.linalg.norm(self.tilt)) + 2 * tolerance
+        bend = self.curvature * self._longest**2 * pull / self.ridge
+        columns = self.gradients.rows.shape[1]
+        return ULP * ((columns + 8) * (bend + tolerance) + 16 * (self.bound + pull))
+
+    def solve(self, tolerance: float) -> Vector:
+        """An x whose `gradient` is ≤ tolerance, by accelerated gradients, or an error.
+
+        J is `ridge`-strongly convex, so x lies within (tolerance + rounding)/ridge of the
+        minimiser.
         """
         smooth = self.curvature * self._largest + self.ridge
         root = math.sqrt(self.ridge / smooth)
+        if math.isfinite(self.bound):
+            self._require_enough_steps(smooth, root, tolerance)
         momentum = (1 - root) / (1 + root)
         x = np.zeros(self.gradients.rows.shape[1])
         ahead = x
@@ -126,6 +129,77 @@ class RegularizedRisk:
             f"No solution to tolerance {tolerance:g} within {_MOST_STEPS} steps. Take a smaller "
             "step_size (more ridge) or a smaller radius."
         )
+
+    def _require_enough_steps(self, smooth: float, root: float, tolerance: float) -> None:
+        """Refuse from public numbers alone: an error after looking at rows would tell of them.
+
+        The gradient, at first at most bound + ‖tilt‖, falls by 1 - root in two steps.
+        """
+        start = self.bound + float(np.linalg.norm(self.tilt))
+        if 2 * math.log(max(start / tolerance * smooth / self.ridge, 1.0)) > root * _MOST_STEPS:
+            raise ArithmeticError(
+                f"Expected a problem that {_MOST_STEPS} steps can solve, found a curvature of "
+                f"{smooth / self.ridge:.2g} times the ridge. Take a smaller step_size (more "
+                "ridge), a smaller radius, or more smoothing."
+            )
+
+
+@kernel()
+def _shrinks(
+    data: Any, indices: Any, starts: Any, dense: Any, targets: Any, limit: Any
+) -> Any:  # fmt: skip
+    """min(1, limit/‖a‖) of each row; 0 where row, norm or target is not finite or too long."""
+    shrinks = np.zeros(starts.size - 1)
+    for i in range(shrinks.size):
+        norm = euclidean_norm(data[starts[i] : starts[i + 1]])
+        if math.isfinite(norm) and math.isfinite(targets[i]):
+            shrink = limit / norm if norm > limit else 1.0
+            # Smaller ones have too few digits.
+            shrinks[i] = shrink if shrink > _LEAST_SHRINK else 0.0
+    return shrinks
+
+
+@kernel()
+def _add_slopes(
+    data: Any, indices: Any, starts: Any, dense: Any, shrinks: Any, targets: Any, x: Any,
+    code: Any, parameter: Any, width: Any, total: Any, lost: Any,
+) -> None:  # fmt: skip
+    """total += Σ_i ℓ_h'(⟨s_i a_i, x⟩) s_i a_i over rows shrunk by s_i, with compensated sums."""
+    shrunk = np.empty(x.size)
+    for i in range(shrinks.size):
+        if shrinks[i] == 0.0:
+            continue
+        values = data[starts[i] : starts[i + 1]]
+        columns = indices[: x.size] if dense else indices[starts[i] : starts[i + 1]]
+        for k in range(values.size):
+            shrunk[k] = np.float64(values[k]) * shrinks[i]
+        margin = _product(shrunk[: values.size], columns, dense, x)
+        if width == 0.0:
+            steep = slope(code, parameter, margin, targets[i])
+        else:
+            # Each bends once, at m = y. Differences of values would lose the bound for huge y.
+            down = slope(code, parameter, -_INFINITY, targets[i])
+            up = slope(code, parameter, _INFINITY, targets[i])
+            part = (margin - targets[i] + width) / (2.0 * width)
+            steep = down + (up - down) * min(max(part, 0.0), 1.0)
+        for k in range(values.size):
+            j = k if dense else columns[k]
+            added = steep * shrunk[k] - lost[j]
+            after = total[j] + added
+            lost[j] = (after - total[j]) - added
+            total[j] = after
+
+
+@kernel(reorder=True)
+def _product(values: Any, columns: Any, dense: Any, x: Any) -> Any:
+    product = 0.0
+    if dense:
+        for j in range(values.size):
+            product += values[j] * x[j]
+    else:
+        for k in range(values.size):
+            product += values[k] * x[columns[k]]
+    return product
 
 
 def curvature(smoothness: float, lipschitz: float, smoothing: float) -> float:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -17,54 +17,125 @@ from privagrad._validate import Vector
 Projection = Literal["radial", "euclidean", "rows"]
 PROJECTIONS: tuple[Projection, ...] = ("radial", "euclidean", "rows")
 _NEWTON_STEPS = 200
+_LARGEST_ROOT = 1e308
+_FAR = 64
 
 
 @kernel()
-def secular_root(v: Vector, stretch: Vector, target: float) -> float:
-    """The λ ≥ 0 with Σ v_j² / (1 + λ stretch_j)² = target², or 0 where ‖v‖ ≤ target.
+def euclidean_norm(v: Any) -> float:
+    """‖v‖₂ in one fixed order, free of overflow and underflow; inf or NaN where v is not finite."""
+    largest = 0.0
+    for j in range(v.size):
+        size = abs(v[j])
+        if math.isnan(size):
+            return math.nan
+        largest = max(largest, size)
+    if largest == 0.0 or not math.isfinite(largest):
+        return largest
+    squares = 0.0
+    for j in range(v.size):
+        part = v[j] / largest
+        squares += part * part
+    return largest * math.sqrt(squares)
+
+
+@kernel()
+def secular_root(v: Any, scale: Any, target: float) -> tuple[float, float]:
+    """(λ, top) with Σ v_j² / (1 + λ scale_j/top)² = target², or λ = 0 where ‖v‖ ≤ target.
 
     Newton's method on λ ↦ 1/‖v(λ)‖, which increases and is concave, so that the iterates rise
-    to the root from the left; the bracket ‖v‖/target = 1 + λ min(stretch) guards the last ulps.
-    `stretch` must be positive with maximum of the order of 1.
+    to the root from the left; the bracket ‖v‖/target = 1 + λ min(scale)/top guards the last ulps.
+    `top` is the largest scale of a coordinate that is not 0. Where scales are so spread that
+    their ratios or λ are beyond the range of doubles, λ is too small: callers look at the norm.
     """
-    largest = 0.0
-    least_stretch = math.inf
+    largest = top = 0.0
     for j in range(v.size):
         largest = max(largest, abs(v[j]))
-        least_stretch = min(least_stretch, stretch[j])
+        if v[j] != 0.0:
+            top = max(top, scale[j])
     if largest == 0.0:
-        return 0.0
+        return 0.0, 1.0
+    sizes, stretch = np.empty(v.size), np.empty(v.size)
+    least = math.inf
+    for j in range(v.size):
+        sizes[j] = v[j] / largest
+        stretch[j] = scale[j] / top if v[j] != 0.0 else 1.0
+        least = min(least, stretch[j])
     goal = target / largest
-    root = 0.0
-    for _ in range(_NEWTON_STEPS):
+    root, upper = 0.0, _LARGEST_ROOT
+    for step in range(_NEWTON_STEPS):
         squares = 0.0
         slope = 0.0
         for j in range(v.size):
             shrink = 1.0 / (1.0 + root * stretch[j])
-            part = v[j] / largest * shrink
+            part = sizes[j] * shrink
             part *= part
             squares += part
             slope += part * stretch[j] * shrink
         norm = math.sqrt(squares)
-        if root == 0.0:
-            upper = (norm / goal - 1.0) / least_stretch
         if norm <= goal:
             break
-        following = min(root + (squares / slope) * (norm / goal - 1.0), upper)
+        excess = norm / goal - 1.0
+        if step == 0:
+            upper = min(excess / least, _LARGEST_ROOT)
+        following = upper if slope == 0.0 else min(root + (squares / slope) * excess, upper)
         if not following > root:
             break
         root = following
-    return root
+    return root, top
 
 
 @kernel()
-def _project_rows_euclidean(whitened: np.ndarray, stretch: Vector) -> None:
-    for i in range(whitened.shape[0]):
-        row = whitened[i]
-        root = secular_root(row, stretch, 1.0)
-        if root > 0.0:
+def _weighted_norm(row: Any, weights: Any, weighted: Any) -> float:
+    """‖weights · row‖₂; the products stay in `weighted`."""
+    for j in range(row.size):
+        weighted[j] = row[j] * weights[j]
+    return euclidean_norm(weighted)
+
+
+@kernel()
+def _row_norms(rows: Any, weights: Any) -> Any:
+    """‖weights · row‖₂ of each row: the same whatever other rows there are."""
+    norms = np.empty(rows.shape[0])
+    weighted = np.empty(rows.shape[1])
+    for i in range(rows.shape[0]):
+        norms[i] = _weighted_norm(rows[i], weights, weighted)
+    return norms
+
+
+@kernel()
+def _project_rows(rows: Any, scale: Any, roots: Any, radius: float, euclidean: bool) -> None:
+    """Each row, in place, to norm ≤ radius as `_row_norms` computes it; not finite ones to 0."""
+    weighted = np.empty(scale.size)
+    for i in range(rows.shape[0]):
+        row = rows[i]
+        if not np.isfinite(row).all():
+            row[:] = 0.0
+            continue
+        norm = _weighted_norm(row, roots, weighted)
+        if norm <= radius:
+            continue
+        # Where the norm overflows, all is brought down first: the root depends on ratios alone.
+        target = radius
+        while not norm < math.inf:
+            target = math.ldexp(target, -_FAR)
             for j in range(row.size):
-                row[j] /= 1.0 + root * stretch[j]
+                row[j] = math.ldexp(row[j], -_FAR)
+            norm = _weighted_norm(row, roots, weighted)
+        if euclidean:
+            root, top = secular_root(weighted, scale, target)
+            if root > 0.0:
+                for j in range(row.size):
+                    row[j] /= 1.0 + root * (scale[j] / top)
+            norm = _weighted_norm(row, roots, weighted)
+        # Both projections end on the surface.
+        for j in range(row.size):
+            row[j] = row[j] / norm * radius
+        ulps = 2.0**-53
+        while not _weighted_norm(row, roots, weighted) <= radius:
+            for j in range(row.size):
+                row[j] *= 1.0 - ulps
+            ulps *= 2.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -113,22 +184,23 @@ class Ellipsoid:
     @cached_property
     def whitening(self) -> Vector:
         """sqrt(scale)/radius, the diagonal of A^{1/2}."""
-        return np.sqrt(self.scale) / self.radius
+        with np.errstate(over="ignore", under="ignore"):
+            return np.asarray(np.sqrt(self.scale) / self.radius)
 
     @cached_property
     def noise_std(self) -> Vector:
         """radius/sqrt(scale), the diagonal of A^{-1/2}: the noise at noise multiplier 1."""
         return self.radius / np.sqrt(self.scale)
 
-    @cached_property
-    def stretch(self) -> Vector:
-        """scale/max(scale): how fast each coordinate gives way under π_A."""
-        stretch: Vector = self.scale / self.scale.max()
-        return stretch
-
     def norm(self, G: ArrayLike) -> Vector | float:
         """sqrt(Σ_j scale_j g_j²) of each row of G, of shape (m, d) or (d,)."""
-        return _row_norms(self._rows(G) * np.sqrt(self.scale))
+        rows = self._rows(G)
+        norms: Vector = _row_norms(np.atleast_2d(rows), self._roots)
+        return norms if rows.ndim == 2 else float(norms[0])
+
+    @cached_property
+    def _roots(self) -> Vector:
+        return np.sqrt(self.scale)
 
     def whiten(self, G: ArrayLike) -> Vector:
         """A^{1/2} g for each row of G."""
@@ -144,20 +216,16 @@ class Ellipsoid:
         ``"radial"``: argmin over y in the ellipsoid of ‖y - g‖_C, which is g · min(1, B/‖g‖_C).
         ``"euclidean"``: argmin over y in the ellipsoid of ‖y - g‖₂, the paper's π_A, which is
         g_j / (1 + λ scale_j) with the λ that puts y on the surface.
+
+        Guarantees
+        ----------
+        `norm` of the result is ≤ radius to the last bit. Rows that are not finite become 0.
         """
         _validate.choice("how", how, PROJECTIONS[:2])
         rows = self._rows(G)
-        if how == "radial":
-            norms = np.asarray(_row_norms(rows * self.whitening))
-            inside: Vector = rows / np.maximum(norms, 1.0)[..., None]
-            return inside
-        whitened = np.atleast_2d(rows * self.whitening)
-        outside = np.asarray(_row_norms(whitened)) > 1.0
-        moved = np.ascontiguousarray(whitened[outside])
-        _project_rows_euclidean(moved, self.stretch)
-        result = np.atleast_2d(rows).copy()
-        result[outside] = moved * self.noise_std
-        return result.reshape(rows.shape)
+        inside = np.array(np.atleast_2d(rows), dtype=np.float64, order="C")
+        _project_rows(inside, self.scale, self._roots, self.radius, how == "euclidean")
+        return inside.reshape(rows.shape)
 
     def _rows(self, G: ArrayLike) -> Vector:
         rows = np.asarray(G, dtype=np.float64)
@@ -166,11 +234,3 @@ class Ellipsoid:
                 f"Expected G of shape (m, {self.dim}) or ({self.dim},), found shape {rows.shape}."
             )
         return rows
-
-
-def _row_norms(rows: Vector) -> Vector | float:
-    """Euclidean norms over the last axis, free of overflow and underflow."""
-    largest = np.abs(rows).max(axis=-1, initial=0.0, keepdims=True)
-    safe = np.where((largest > 0) & np.isfinite(largest), largest, 1.0)
-    norms: Vector | float = safe[..., 0] * np.sqrt(np.square(rows / safe).sum(axis=-1))
-    return norms if rows.ndim == 2 else float(norms)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from concurrent.futures import Executor
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -37,13 +38,16 @@ class GlmGradients:
     targets: Vector
     outputs: int = 1
 
+    def __post_init__(self) -> None:
+        self.loss.check_targets(self.targets, self.rows.shape[0], self.outputs)
+
     @classmethod
     def of(cls, loss: Loss, rows: DenseRows | SparseRows, y: Any) -> GlmGradients:
         """From targets as users give them."""
         targets = loss.targets(as_targets(y), rows.shape[0])
         return cls(loss, rows, targets, int(targets.max()) + 1 if loss.multiclass else 1)
 
-    @property
+    @cached_property
     def dim(self) -> int:
         return self.rows.shape[1] * self.outputs
 
@@ -59,21 +63,25 @@ class GlmGradients:
         return self.objective(x), total / count
 
     def each(self, x: Vector, batch: Rows) -> Vector:
-        """The batch's gradients that are finite, one a row of a dense matrix."""
-        rows = self.rows.take(batch)
-        if self.loss.multiclass:
-            return self._each_class(x, batch, rows)
-        with np.errstate(invalid="ignore", over="ignore"):
-            slopes = kernels.slopes(*self.loss.key, rows @ x, self.targets[batch])
-        gradients: Vector = rows * slopes[:, None]
-        return gradients[np.isfinite(gradients).all(axis=1)]
+        """The batch's gradients that are finite, one a row of a dense matrix.
 
-    def _each_class(self, x: Vector, batch: Rows, rows: Vector) -> Vector:
-        with np.errstate(invalid="ignore", over="ignore"):
-            margins = rows @ x.reshape(self.outputs, -1).T
-            slopes = kernels.all_class_slopes(self.loss.key[0], margins, self.targets[batch])
-            gradients: Vector = (slopes[:, :, None] * rows[:, None, :]).reshape(batch.size, -1)
-        return gradients[np.isfinite(gradients).all(axis=1)]
+        Guarantees
+        ----------
+        A gradient depends on its row, its target and x alone: not on the rest of the batch.
+        """
+        gradients = np.zeros((batch.size, self.dim))
+        finite = np.empty(batch.size, dtype=np.bool_)
+        kernels.fill_gradients(
+            *self.rows.flat, batch, self.targets, self.point(x), *self.loss.key, self.outputs,
+            self.loss.multiclass, gradients, finite,
+        )  # fmt: skip
+        return gradients[finite]
+
+    def point(self, x: Vector) -> Vector:
+        """x, whose size the kernels do not check."""
+        if x.shape != (self.dim,):
+            raise ValueError(f"Expected a point of shape ({self.dim},), found shape {x.shape}.")
+        return x
 
     def add_bounded(
         self,
@@ -96,8 +104,12 @@ class GlmGradients:
         is shrunk by more ulps than the norm's rounding errors can amount to. Rounding adds at
         most sqrt(d)/2 units, within the sensitivity that `mechanism.GaussianSum` declares.
         """
+        if ellipsoid.scale.size != self.dim:
+            raise ValueError(
+                f"Expected an ellipsoid of dimension {self.dim}, found {ellipsoid.dim}."
+            )
         limit = 1.0 - (x.size + 8) * ULP
-        shape = (ellipsoid.whitening, ellipsoid.stretch, 1.0 / grid, limit)
+        shape = (ellipsoid.whitening, ellipsoid.scale, 1.0 / grid, limit)
         return self._add(units, x, batch, _MODES[projection], *shape, pool=pool)
 
     def add_plain(
@@ -115,6 +127,11 @@ class GlmGradients:
         *shape: Any,
         pool: Executor | None,
     ) -> tuple[int, int]:
+        if not total.size == x.size == self.dim:
+            raise ValueError(
+                f"Expected a point and a sum of {self.dim} coordinates, found {x.size} and "
+                f"{total.size}."
+            )
         fixed = (self.targets, x, *self.loss.key, mode, *shape)
         fused: tuple[Callable[..., tuple[int, int]], tuple[Any, ...]] = self.rows.kernel
         if self.loss.multiclass:

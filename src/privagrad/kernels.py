@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from privagrad._numba import kernel, prefetch
-from privagrad.geometry import secular_root
+from privagrad.geometry import euclidean_norm, secular_root
 from privagrad.losses import class_slopes, lipschitz, slope
 
 RADIAL, EUCLIDEAN, UNBOUNDED, BY_ROWS = 0, 1, 2, 3
@@ -27,13 +27,13 @@ _INFINITY = math.inf
 @kernel(reorder=True)
 def add_dense(
     array: Any, batch: Any, total: Any, targets: Any, x: Any, code: Any, parameter: Any,
-    mode: Any, whitening: Any, stretch: Any, units: Any, limit: Any,
+    mode: Any, whitening: Any, scale: Any, units: Any, limit: Any,
 ) -> Any:  # fmt: skip
     """total += the batch's gradients; how many were shrunk, how many left out as not finite."""
     dim = x.size
     flat = array.reshape(-1)
     line = 64 // array.itemsize
-    margins, norms, shrinks = np.empty(_ROWS), np.empty(_ROWS), np.empty(_ROWS)
+    margins, norms = np.empty(_ROWS), np.empty(_ROWS)
     clipped = nonfinite = 0
     for first in range(0, batch.size, _ROWS):
         count = min(_ROWS, batch.size - first)
@@ -55,33 +55,37 @@ def add_dense(
             if squares == _INFINITY:
                 norms[i] = _large_norm(array[row], whitening)
         for i in range(count):
-            target = targets[batch[first + i]]
-            margins[i], shrinks[i] = _weigh(
-                code, parameter, mode, margins[i], norms[i], target, limit
+            row = batch[first + i]
+            # Not in a loop of its own, whose steps a compiler may put side by side in a vector:
+            # exponentials of vectors and single ones round differently.
+            factor, shrink = _weigh(
+                code, parameter, mode, margins[i], norms[i], targets[row], limit
             )
-        for i in range(count):
-            row, factor, shrink = batch[first + i], margins[i], shrinks[i]
-            clipped += shrink < 1.0
             if math.isnan(shrink):
                 nonfinite += 1
-            elif mode == UNBOUNDED:
+                continue
+            if mode == UNBOUNDED:
                 for j in range(dim):
                     total[j] += factor * np.float64(array[row, j])
             elif mode == EUCLIDEAN and shrink < 1.0:
-                moved = _onto_ellipsoid(array[row], factor, whitening, stretch, limit)
+                moved, finite = _onto_ellipsoid(array[row], factor, whitening, scale, limit)
+                if not finite:
+                    nonfinite += 1
+                    continue
                 for j in range(dim):
                     total[j] += np.rint(moved[j] * units)
             else:
                 factor *= shrink * units
                 for j in range(dim):
                     total[j] += np.rint(np.float64(array[row, j]) * whitening[j] * factor)
+            clipped += shrink < 1.0
     return clipped, nonfinite
 
 
 @kernel(reorder=True)
 def add_sparse(
     data: Any, indices: Any, indptr: Any, batch: Any, total: Any, targets: Any, x: Any, code: Any,
-    parameter: Any, mode: Any, whitening: Any, stretch: Any, units: Any, limit: Any,
+    parameter: Any, mode: Any, whitening: Any, scale: Any, units: Any, limit: Any,
 ) -> Any:  # fmt: skip
     """`add_dense` for the rows of a canonical CSR matrix."""
     line = 64 // data.itemsize
@@ -102,17 +106,20 @@ def add_sparse(
         if squares == _INFINITY:
             norm = _large_norm(data[entries], whitening[indices[entries]])
         factor, shrink = _weigh(code, parameter, mode, margin, norm, targets[batch[i]], limit)
-        clipped += shrink < 1.0
         if math.isnan(shrink):
             nonfinite += 1
-        elif mode == UNBOUNDED:
+            continue
+        if mode == UNBOUNDED:
             for k in range(entries.start, entries.stop):
                 total[indices[k]] += factor * np.float64(data[k])
         elif mode == EUCLIDEAN and shrink < 1.0:
             columns = indices[entries]
-            moved = _onto_ellipsoid(
-                data[entries], factor, whitening[columns], stretch[columns], limit
+            moved, finite = _onto_ellipsoid(
+                data[entries], factor, whitening[columns], scale[columns], limit
             )
+            if not finite:
+                nonfinite += 1
+                continue
             for j in range(columns.size):
                 total[columns[j]] += np.rint(moved[j] * units)
         else:
@@ -120,13 +127,14 @@ def add_sparse(
             for k in range(entries.start, entries.stop):
                 whitened = np.float64(data[k]) * whitening[indices[k]]
                 total[indices[k]] += np.rint(whitened * factor)
+        clipped += shrink < 1.0
     return clipped, nonfinite
 
 
 @kernel(reorder=True)
 def add_classes(
     data: Any, indices: Any, starts: Any, dense: Any, batch: Any, total: Any, targets: Any, x: Any,
-    code: Any, parameter: Any, mode: Any, whitening: Any, stretch: Any, units: Any, limit: Any,
+    code: Any, parameter: Any, mode: Any, whitening: Any, scale: Any, units: Any, limit: Any,
     classes: Any,
 ) -> Any:  # fmt: skip
     """`add_dense` for k classes and rows dense or CSR: the gradient is δ ⊗ a, δ = dℓ/dm.
@@ -155,23 +163,26 @@ def add_classes(
         if not math.isfinite(slopes.sum()):
             shrink = math.nan
         elif mode != UNBOUNDED and not norm <= limit:
-            if norm == _INFINITY:
+            if not math.isfinite(norm):  # squares beyond the largest double, or times 0
                 sizes = slopes
                 if mode == BY_ROWS:
                     sizes = np.full(classes, lipschitz(code, parameter))
                 norm = _large_norm(*_outer(values, columns, dim, sizes, whitening))
             shrink = limit / norm if math.isfinite(norm) else math.nan
-        clipped += shrink < 1.0
         if math.isnan(shrink):
             nonfinite += 1
-        elif mode == UNBOUNDED:
+            continue
+        if mode == UNBOUNDED:
             for c in range(classes):
                 for k in range(values.size):
                     total[c * dim + columns[k]] += slopes[c] * np.float64(values[k])
         elif mode == EUCLIDEAN and shrink < 1.0:
             flat, weights = _outer(values, columns, dim, slopes, whitening)
-            _, widths = _outer(values, columns, dim, slopes, stretch)
-            moved = _onto_ellipsoid(flat, 1.0, weights, widths, limit)
+            _, widths = _outer(values, columns, dim, slopes, scale)
+            moved, finite = _onto_ellipsoid(flat, 1.0, weights, widths, limit)
+            if not finite:
+                nonfinite += 1
+                continue
             for c in range(classes):
                 for k in range(values.size):
                     total[c * dim + columns[k]] += np.rint(moved[c * values.size + k] * units)
@@ -180,6 +191,7 @@ def add_classes(
                 factor = slopes[c] * shrink * units
                 if factor != 0.0:
                     _add_class(values, columns, dense, total, whitening, factor, c * dim)
+        clipped += shrink < 1.0
     return clipped, nonfinite
 
 
@@ -228,22 +240,72 @@ def _outer(values: Any, columns: Any, dim: Any, slopes: Any, weights: Any) -> An
     return flat, chosen
 
 
-@kernel()
-def slopes(code: Any, parameter: Any, margins: Any, targets: Any) -> Any:
-    """ℓ' elementwise."""
-    result = np.empty(margins.size)
-    for i in range(margins.size):
-        result[i] = slope(code, parameter, margins[i], targets[i])
-    return result
+@kernel(reorder=True, inline=True)
+def _product(values: Any, columns: Any, dense: Any, x: Any, at: Any) -> Any:
+    """⟨a, x⟩ for one class, whose coordinates start at `at`."""
+    product = 0.0
+    if dense:
+        for j in range(values.size):
+            product += np.float64(values[j]) * x[at + j]
+    else:
+        for k in range(values.size):
+            product += np.float64(values[k]) * x[at + columns[k]]
+    return product
+
+
+@kernel(reorder=True)
+def all_margins(data: Any, indices: Any, starts: Any, dense: Any, x: Any, classes: Any) -> Any:
+    """⟨a_i, x_c⟩ of every row i and class c: a row's depend on the row and x alone."""
+    dim = x.size // classes
+    margins = np.empty((starts.size - 1, classes))
+    for i in range(starts.size - 1):
+        values = data[starts[i] : starts[i + 1]]
+        columns = indices[:dim] if dense else indices[starts[i] : starts[i + 1]]
+        for c in range(classes):
+            margins[i, c] = _product(values, columns, dense, x, c * dim)
+    return margins
 
 
 @kernel()
-def all_class_slopes(code: Any, margins: Any, targets: Any) -> Any:
-    """dℓ/dm of each row of margins."""
-    result = margins.copy()
-    for i in range(targets.size):
-        class_slopes(code, result[i], np.int64(targets[i]))
-    return result
+def all_norms(data: Any, indices: Any, starts: Any, dense: Any, whitening: Any) -> Any:
+    """‖A^{1/2} a_i‖ of every row, for the first class."""
+    norms = np.empty(starts.size - 1)
+    for i in range(starts.size - 1):
+        first = starts[i] if dense else 0
+        squares = 0.0
+        for k in range(starts[i], starts[i + 1]):
+            squares += (np.float64(data[k]) * whitening[indices[k - first]]) ** 2
+        norms[i] = math.sqrt(squares)
+    return norms
+
+
+@kernel(reorder=True)
+def fill_gradients(
+    data: Any, indices: Any, starts: Any, dense: Any, batch: Any, targets: Any, x: Any, code: Any,
+    parameter: Any, classes: Any, multiclass: Any, gradients: Any, finite: Any,
+) -> None:  # fmt: skip
+    """Each of the batch's gradients as a row of `gradients`, and whether it is finite.
+
+    BLAS would be no help: its rounding depends on a row's place in the batch.
+    """
+    dim = x.size // classes
+    slopes = np.empty(classes)
+    for i in range(batch.size):
+        row = batch[i]
+        values = data[starts[row] : starts[row + 1]]
+        columns = indices[:dim] if dense else indices[starts[row] : starts[row + 1]]
+        for c in range(classes):
+            slopes[c] = _product(values, columns, dense, x, c * dim)
+        if multiclass:
+            class_slopes(code, slopes, np.int64(targets[row]))
+        else:
+            slopes[0] = slope(code, parameter, slopes[0], targets[row])
+        finite[i] = True
+        for c in range(classes):
+            for k in range(values.size):
+                entry = np.float64(values[k]) * slopes[c]
+                gradients[i, c * dim + columns[k]] = entry
+                finite[i] &= math.isfinite(entry)
 
 
 @kernel(inline=True)
@@ -280,17 +342,18 @@ def _large_norm(values: Any, whitening: Any) -> Any:
 
 
 @kernel()
-def _onto_ellipsoid(values: Any, factor: Any, whitening: Any, stretch: Any, limit: Any) -> Any:
-    """π_A of one gradient in whitened coordinates, of norm ≤ limit to the last ulp."""
+def _onto_ellipsoid(values: Any, factor: Any, whitening: Any, scale: Any, limit: Any) -> Any:
+    """π_A of one gradient in whitened coordinates, of norm ≤ limit, and whether it is finite."""
     moved = np.empty(values.size)
     for j in range(values.size):
-        moved[j] = factor * np.float64(values[j]) * whitening[j]
-    root = secular_root(moved, stretch, limit)
-    squares = 0.0
-    for j in range(moved.size):
-        moved[j] /= 1.0 + root * stretch[j]
-        squares += moved[j] * moved[j]
-    shrink = min(1.0, limit / math.sqrt(squares))
-    for j in range(moved.size):
-        moved[j] *= shrink
-    return moved
+        # The whitened row is finite; a slope times an entry of it might not be.
+        moved[j] = np.float64(values[j]) * whitening[j] * factor
+    root, top = secular_root(moved, scale, limit)
+    if root > 0.0:
+        for j in range(moved.size):
+            moved[j] /= 1.0 + root * (scale[j] / top)
+    norm = euclidean_norm(moved)
+    if norm > limit:
+        for j in range(moved.size):
+            moved[j] *= limit / norm
+    return moved, math.isfinite(norm)

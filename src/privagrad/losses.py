@@ -6,7 +6,6 @@ With k classes x is a k × d matrix, stored class by class, and the margin a vec
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -21,9 +20,8 @@ from privagrad._validate import Vector
 
 @dataclass(frozen=True)
 class _Kind:
-    """What a loss's name stands for: its value in margin m and target y, and its parameter."""
+    """What a loss's name stands for: its targets, the largest ℓ'', and its parameter."""
 
-    value: Callable[[Vector, Vector, float], Vector]
     targets: str  # "numbers", "signs", "classes" or "none"
     smoothness: float = math.inf
     parameter: str = ""
@@ -31,44 +29,57 @@ class _Kind:
     below: float = math.inf
 
 
-def _huber(m: Vector, y: Vector, bend: float) -> Vector:
-    residual = np.abs(m - y)
-    return np.where(residual <= bend, residual**2 / 2, bend * (residual - bend / 2))
-
-
-def _softmax(m: Vector, y: Vector, _: float) -> Vector:
-    largest = m.max(axis=1)
-    spread = np.log(np.exp(m - largest[:, None]).sum(axis=1))
-    return np.asarray(largest + spread - m[np.arange(y.size), y.astype(int)])
-
-
-def _multiclass_hinge(m: Vector, y: Vector, _: float) -> Vector:
-    rows, right = np.arange(y.size), y.astype(int)
-    others = m.copy()
-    others[rows, right] = -np.inf
-    return np.asarray(np.maximum(0.0, 1.0 + others.max(axis=1) - m[rows, right]))
-
-
 _KINDS = {
-    "absolute": _Kind(lambda m, y, _: np.abs(m - y), "numbers"),
-    "logistic": _Kind(lambda m, y, _: np.logaddexp(0.0, -y * m), "signs", smoothness=0.25),
-    "hinge": _Kind(lambda m, y, _: np.maximum(0.0, 1.0 - y * m), "signs"),
-    "huber": _Kind(_huber, "numbers", 1.0, "bend between square and linear", 1.35),
-    "quantile": _Kind(
-        lambda m, y, q: np.maximum(q * (y - m), (q - 1) * (y - m)),
-        "numbers",
-        math.inf,
-        "quantile",
-        0.5,
-        1.0,
-    ),
-    "linear": _Kind(lambda m, y, _: np.asarray(m), "none", smoothness=0.0),
-    "softmax": _Kind(_softmax, "classes", 0.5),
-    "multiclass-hinge": _Kind(_multiclass_hinge, "classes"),
+    "absolute": _Kind("numbers"),
+    "logistic": _Kind("signs", smoothness=0.25),
+    "hinge": _Kind("signs"),
+    # Slopes below 1e12 keep every product of the kernels within the range of doubles.
+    "huber": _Kind("numbers", 1.0, "bend between square and linear", 1.35, 1e12),
+    "quantile": _Kind("numbers", math.inf, "quantile", 0.5, 1.0),
+    "linear": _Kind("none", smoothness=0.0),
+    "softmax": _Kind("classes", 0.5),
+    "multiclass-hinge": _Kind("classes"),
 }
 LOSSES = tuple(_KINDS)
 _SQRT2 = math.sqrt(2) * (1 + 2.0**-52)  # rounded up
 _ABSOLUTE, _LOGISTIC, _HINGE, _HUBER, _QUANTILE, _LINEAR, _SOFTMAX, _MULTI = range(len(LOSSES))
+
+
+@kernel(inline=True)
+def value(code: int, parameter: float, margin: float, target: float) -> float:
+    """ℓ(m; y); NaN for a margin or target that is NaN."""
+    if code == _LOGISTIC:
+        gain = target * margin
+        return math.log1p(math.exp(-abs(gain))) + (0.0 if gain > 0.0 else -gain)
+    if code == _HINGE:
+        gap = 1.0 - target * margin
+        return 0.0 if gap <= 0.0 else gap
+    if code == _LINEAR:
+        return margin
+    residual = margin - target
+    if code == _HUBER:
+        size = abs(residual)
+        return size * size / 2.0 if size <= parameter else parameter * (size - parameter / 2.0)
+    if code == _QUANTILE:
+        return residual * (1.0 - parameter if residual > 0.0 else -parameter)
+    return abs(residual)
+
+
+@kernel(inline=True)
+def class_value(code: int, margins: Vector, label: Any) -> Any:
+    """ℓ(m; y) of a vector of margins; NaN where one is not finite."""
+    best, worst = -math.inf, 0.0
+    for c in range(margins.size):
+        worst += 0.0 * margins[c]  # NaN from then on if one is not finite
+        if margins[c] > best and (code == _SOFTMAX or c != label):
+            best = margins[c]
+    if code == _SOFTMAX:
+        total = 0.0
+        for c in range(margins.size):
+            total += math.exp(margins[c] - best)
+        return math.log(total) + (best - margins[label]) + worst
+    gap = 1.0 + best - margins[label]
+    return (gap if gap > 0.0 else 0.0) + worst
 
 
 @kernel(inline=True)
@@ -133,6 +144,22 @@ def class_slopes(code: int, margins: Vector, label: Any) -> None:
             margins[label] -= 1.0
 
 
+@kernel()
+def _values(code: int, parameter: float, margins: Vector, targets: Vector) -> Vector:
+    result = np.empty(margins.size)
+    for i in range(margins.size):
+        result[i] = value(code, parameter, margins[i], targets[i])
+    return result
+
+
+@kernel()
+def _class_values(code: int, margins: Any, targets: Vector) -> Vector:
+    result = np.empty(targets.size)
+    for i in range(targets.size):
+        result[i] = class_value(code, margins[i], np.int64(targets[i]))
+    return result
+
+
 @dataclass(frozen=True)
 class Loss:
     """A loss by name, with its parameter where it has one.
@@ -187,10 +214,35 @@ class Loss:
         return _KINDS[self.name].smoothness
 
     def value(self, margins: ArrayLike, targets: ArrayLike) -> Vector:
-        """ℓ(m; y), elementwise."""
-        return _KINDS[self.name].value(
-            np.asarray(margins, np.float64), np.asarray(targets, np.float64), self.key[1]
-        )
+        """ℓ(m; y) for vectors of margins and targets; of a matrix of margins, row by row."""
+        m = np.ascontiguousarray(margins, np.float64)
+        y = np.ascontiguousarray(targets, np.float64)
+        if self.multiclass:
+            self.check_targets(y, len(m), m.shape[-1])
+            return _class_values(self.key[0], m, y)
+        if m.shape != y.shape:
+            raise ValueError(f"Expected as many targets as margins, found {y.shape} and {m.shape}.")
+        return _values(*self.key, m.ravel(), y.ravel()).reshape(m.shape)
+
+    def check_targets(self, targets: Vector, n_examples: int, outputs: int) -> None:
+        """Refuse targets that the kernels could not take: they look labels up without checks."""
+        if targets.shape != (n_examples,):
+            raise ValueError(
+                f"Expected one target for each of {n_examples} rows, found shape {targets.shape}."
+            )
+        wanted = _KINDS[self.name].targets
+        if wanted == "classes":
+            known = (targets >= 0) & (targets < outputs) & (targets == np.floor(targets))
+            expected = f"classes from 0 to {outputs - 1}"
+        elif wanted == "signs":
+            known, expected = np.abs(targets) <= 1, "labels -1 and 1"
+        else:
+            return
+        if not known.all():
+            raise ValueError(
+                f"Expected {expected} for the {self.name} loss, found {targets[~known][0]:g}. "
+                "State all classes, or drop these rows."
+            )
 
     def targets(self, y: ArrayLike | None, n_examples: int) -> Vector:
         """`y` as the loss wants it: numbers, or signs made from {-1, 1} or {0, 1}.

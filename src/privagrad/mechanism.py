@@ -14,7 +14,7 @@ from numpy.random import Generator
 
 from privagrad._numba import kernel
 from privagrad._validate import Vector
-from privagrad.geometry import Ellipsoid
+from privagrad.geometry import Ellipsoid, euclidean_norm
 from privagrad.noise import RandomSource
 
 ULP = 2.0**-52
@@ -81,6 +81,11 @@ class GaussianSum:
         with the EXPECTED batch size.
         """
         unwhiten, factor = ellipsoid.noise_std, self.grid / self.batch_size
+        if units.size > unwhiten.size:
+            raise ValueError(
+                f"Expected an ellipsoid of dimension {units.size}, as the sum; found "
+                f"{ellipsoid.dim}."
+            )
 
         def release_span(lane: Generator, start: int, stop: int) -> None:
             for first in range(start, stop, _BLOCK):
@@ -155,20 +160,34 @@ def _over_lanes(
 def bounded_units(vectors: Vector, grid: float) -> tuple[Vector, int, int]:
     """Σ_i round(v_i min(1, 1/‖v_i‖) / grid) over the rows; how many were shrunk, how many left out.
 
-    Rows that are not finite contribute nothing and are counted.
+    Rows that are not finite, or whose norm is not, contribute nothing and are counted.
 
     Guarantees
     ----------
-    As for the fused kernels: before rounding each row has norm ≤ 1 in real numbers.
+    As for the fused kernels: before rounding each row has norm ≤ 1 in real numbers, and what it
+    adds depends on nothing but the row.
     """
-    finite = np.asarray(np.isfinite(vectors).all(axis=1))
-    kept = np.where(finite[:, None], vectors, 0.0)
-    largest = np.maximum(np.abs(kept).max(axis=1, initial=0.0), 1.0)[:, None]
-    norms = largest[:, 0] * np.sqrt(np.square(kept / largest).sum(axis=1))
-    limit = 1.0 - (vectors.shape[1] + 8) * ULP
-    shrinks = np.minimum(1.0, limit / np.maximum(norms, limit))
-    units: Vector = np.rint(kept * (shrinks / grid)[:, None]).sum(axis=0)
-    return units, int((norms > limit).sum()), int((~finite).sum())
+    units = np.zeros(vectors.shape[1])
+    limit = 1.0 - (units.size + 8) * ULP
+    clipped, nonfinite = _add_bounded(vectors, 1.0 / grid, limit, units)
+    return units, clipped, nonfinite
+
+
+@kernel()
+def _add_bounded(vectors: Any, inverse: float, limit: float, units: Vector) -> tuple[int, int]:
+    clipped = nonfinite = 0
+    for i in range(vectors.shape[0]):
+        norm = euclidean_norm(vectors[i])
+        if not math.isfinite(norm):
+            nonfinite += 1
+            continue
+        factor = inverse
+        if norm > limit:
+            factor *= limit / norm
+            clipped += 1
+        for j in range(units.size):
+            units[j] += np.rint(vectors[i, j] * factor)
+    return clipped, nonfinite
 
 
 def _power_of_two_below(value: float) -> float:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import secrets
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cache
+from typing import Any
+from weakref import WeakSet
 
 import numpy as np
 from numpy.random import Generator
@@ -29,10 +33,44 @@ class RandomSource:
 
 
 def secure_generator() -> Generator:
-    """A generator on AES-128 in counter mode with a fresh key from the operating system."""
+    """A generator on AES-128 in counter mode with a fresh key from the operating system.
+
+    Guarantees
+    ----------
+    No two processes and no two generators share a stream: a forked process draws a new key for
+    every generator that it inherits, and a copy or an unpickled generator has a new key.
+    """
+    return Generator(_secure_bits())
+
+
+def _secure_bits() -> Any:
+    return _secure_kind()()
+
+
+@cache
+def _secure_kind() -> Any:
+    """The class of secure bit generators; made at first use, because randomgen loads slowly."""
     from randomgen import AESCounter
 
-    return Generator(AESCounter(key=secrets.randbits(128)))
+    alive: WeakSet[Any] = WeakSet()
+
+    class SecureBits(AESCounter):  # type: ignore[misc]
+        """AES-128 in counter mode; without a key, with a fresh one from the operating system."""
+
+        def __init__(self, *, key: int | None = None, counter: int | None = None) -> None:
+            super().__init__(key=secrets.randbits(128) if key is None else key, counter=counter)
+            alive.add(self)
+
+        def __reduce__(self) -> Any:
+            return _secure_bits, ()
+
+    def new_keys() -> None:
+        for bits in list(alive):
+            bits.state = SecureBits().state
+
+    if hasattr(os, "register_at_fork"):
+        os.register_at_fork(after_in_child=new_keys)
+    return SecureBits
 
 
 def random_source(random_state: RandomState = None) -> RandomSource:
@@ -40,8 +78,9 @@ def random_source(random_state: RandomState = None) -> RandomSource:
 
     Guarantees
     ----------
-    With None every call draws new keys, so that no two runs, threads or forked processes share
-    a stream, and the numbers cannot be told from random ones without the key.
+    With None every call draws new keys, and so does every forked process, for the generators that
+    it inherits: no two runs, threads or processes share a stream, and the numbers cannot be told
+    from random ones without the key. A seeded source stays the same in a forked process.
     """
     if random_state is None:
         return _source((secure_generator() for _ in range(LANES + 1)), seeded=False)

@@ -20,6 +20,8 @@ from privagrad.methods import Setting
 from privagrad.noise import RandomSource
 from privagrad.sampling import Rows
 
+_MOST_UNITS = 2.0**51
+
 
 @dataclass
 class Diagnostics:
@@ -106,18 +108,27 @@ class GradientOracle:
             return risk.solve(tolerance)
         noise = self.setting.noise_multiplier
         if cover is None:
-            return self._released(risk.solve(tolerance), (bound / n + 2 * tolerance) / ridge, noise)
-        tilt = self._released(np.zeros(dim), bound, noise) / n
-        solved = replace(risk, tilt=tilt).solve(tolerance)
-        return self._released(solved, 2 * tolerance / ridge, cover)
+            near = tolerance + risk.rounding(tolerance)
+            return self._released(risk.solve(tolerance), (bound / n + 2 * near) / ridge, noise)
+        drawn = GaussianSum(dim, noise, 1.0)
+        ball = Ellipsoid.ball(dim, bound)
+        tilt = drawn.release(np.zeros(dim), ball, self.source, self.pool) / n
+        tilted = replace(risk, tilt=tilt)
+        # The tilt is normal up to the rounding to its grid, which moves the minimiser a little.
+        rounded = math.sqrt(dim) * drawn.grid * bound / (2 * n)
+        near = tolerance + tilted.rounding(tolerance) + rounded
+        return self._released(tilted.solve(tolerance), 2 * near / ridge, cover)
 
     def _released(self, vector: Vector, sensitivity: float, noise_multiplier: float) -> Vector:
         """`vector`, which one example can move by `sensitivity`, with Gaussian noise."""
         dim = self.setting.dim
         # A minimiser is at most some 1e4 n times as long as it can move: counted exactly.
         size = 10_000.0 * self.setting.n_examples
-        mechanism = GaussianSum(dim, noise_multiplier, size)
-        units = vector / (sensitivity * mechanism.grid)
+        grid = GaussianSum(dim, noise_multiplier, size).grid
+        # Dividing by the sensitivity rounds as well, by less than a unit within these limits,
+        # to which bringing a coordinate moves no two vectors apart.
+        mechanism = GaussianSum(dim, noise_multiplier, size, slack=math.sqrt(dim) * grid)
+        units = np.clip(vector / (sensitivity * grid), -_MOST_UNITS, _MOST_UNITS)
         ball = Ellipsoid.ball(dim, sensitivity * size)
         return mechanism.release(units, ball, self.source, self.pool)
 

@@ -14,12 +14,13 @@ from numpy.typing import NDArray
 
 from privagrad._numba import kernel
 from privagrad._validate import Vector
-from privagrad.kernels import add_dense, add_sparse
-from privagrad.sampling import Rows
+from privagrad.kernels import add_dense, add_sparse, all_margins
 
 _FLOATS = (np.dtype(np.float32), np.dtype(np.float64))
 _LARGE = 2**30
 _CHUNK = 65_536
+_quiet = np.errstate(over="ignore", invalid="ignore")
+"""A warning of an overflow would tell of a private row; the kernels leave such rows out."""
 
 
 def scratch(shape: tuple[int, int], dtype: Any) -> NDArray[Any]:
@@ -51,13 +52,11 @@ class DenseRows:
         n, dim = self.shape
         return self.array.reshape(-1), np.arange(dim), np.arange(n + 1) * dim, True
 
-    def take(self, batch: Rows) -> Vector:
-        """The batch's rows as a dense matrix."""
-        return self.array[batch].astype(np.float64)
-
     def margins(self, x: Vector) -> Vector:
-        return np.asarray(self.array @ x, dtype=np.float64)
+        """⟨a_i, x⟩ of every row; for x of shape (d, k) of shape (n, k)."""
+        return _margins(self, x)
 
+    @_quiet
     def centred(self, columns: NDArray[Any], centre: Vector) -> DenseRows:
         """These columns minus their centres."""
         n = self.shape[0]
@@ -67,6 +66,7 @@ class DenseRows:
             np.subtract(self.array[place][:, columns], centre, out=moved[place])
         return DenseRows(moved)
 
+    @_quiet
     def standardized(self, centre: Vector, unit: Vector, constant: bool) -> DenseRows:
         """(a_j - centre_j)/unit_j in all columns, and where asked for a last column of ones."""
         n, dim = self.shape
@@ -83,13 +83,6 @@ class DenseRows:
         """These rows all zeros, in place."""
         self.array[rows] = 0.0
         return self
-
-    def part(self, start: int, stop: int) -> DenseRows:
-        return DenseRows(self.array[start:stop])
-
-    def square_norms(self, weights: Vector) -> Vector:
-        """Σ_j weights_j a_j² of every row."""
-        return np.asarray(np.square(self.array, dtype=np.float64) @ weights)
 
     @cached_property
     def kernel(self) -> tuple[Callable[..., tuple[int, int]], tuple[NDArray[Any], ...]]:
@@ -130,17 +123,16 @@ class SparseRows:
 
         return csr_array((self.data, self.indices, self.indptr), shape=self.shape)
 
-    def take(self, batch: Rows) -> Vector:
-        """The batch's rows as a dense matrix."""
-        return np.asarray(self.matrix[batch].toarray(), dtype=np.float64)
-
     def margins(self, x: Vector) -> Vector:
-        return np.asarray(self.matrix @ x, dtype=np.float64)
+        """⟨a_i, x⟩ of every row; for x of shape (d, k) of shape (n, k)."""
+        return _margins(self, x)
 
+    @_quiet
     def centred(self, columns: NDArray[Any], centre: Vector) -> DenseRows:
         """These columns, with their zeros, minus their centres."""
         return DenseRows(np.ascontiguousarray(self.matrix[:, columns].toarray() - centre))
 
+    @_quiet
     def standardized(self, centre: Vector, unit: Vector, constant: bool) -> SparseRows:
         """(a_j - centre_j)/unit_j in all columns, and where asked for a last column of ones.
 
@@ -167,19 +159,19 @@ class SparseRows:
         self.data[np.repeat(rows, np.diff(self.indptr))] = 0.0
         return self
 
-    def part(self, start: int, stop: int) -> SparseRows:
-        entries = slice(self.indptr[start], self.indptr[stop])
-        starts = self.indptr[start : stop + 1] - self.indptr[start]
-        return SparseRows(self.data[entries], self.indices[entries], starts, self.dim)
-
-    def square_norms(self, weights: Vector) -> Vector:
-        """Σ_j weights_j a_j² of every row."""
-        return np.asarray(self.matrix.power(2) @ weights, dtype=np.float64)
-
     @cached_property
     def kernel(self) -> tuple[Callable[..., tuple[int, int]], tuple[NDArray[Any], ...]]:
         """The function that adds gradients, and its first arguments."""
         return add_sparse, (self.data, self.indices, self.indptr)
+
+
+def _margins(rows: DenseRows | SparseRows, x: Vector) -> Vector:
+    """A row's margins depend on the row and x alone, which products of matrices do not give."""
+    weights = np.ascontiguousarray(np.atleast_2d(x.T), dtype=np.float64)
+    if weights.shape[1] != rows.shape[1]:
+        raise ValueError(f"Expected a point of {rows.shape[1]} columns, found shape {x.shape}.")
+    margins: Vector = all_margins(*rows.flat, weights.ravel(), len(weights))
+    return margins if x.ndim == 2 else margins[:, 0]
 
 
 def as_rows(X: Any) -> DenseRows | SparseRows:
@@ -268,10 +260,10 @@ def _require_size(shape: tuple[int, int]) -> None:
 
 @kernel()
 def _is_canonical(indices: Any, indptr: Any, dim: Any, entries: Any) -> Any:
-    if indptr[0] != 0 or indptr[-1] != entries:
+    if indptr[0] != 0 or indptr[-1] != entries or indices.size != entries:
         return False
     for i in range(indptr.size - 1):
-        if indptr[i] > indptr[i + 1]:
+        if indptr[i] > indptr[i + 1] or indptr[i + 1] > entries:
             return False
         before = -1
         for k in range(indptr[i], indptr[i + 1]):

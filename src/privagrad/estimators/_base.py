@@ -10,7 +10,6 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 from sklearn.base import BaseEstimator
-from sklearn.utils.extmath import safe_sparse_dot
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from privagrad import _validate
@@ -30,6 +29,8 @@ from privagrad.noise import RandomSource, RandomState, random_source
 from privagrad.tables import DenseRows, SparseRows, as_rows, strange_columns
 
 BoundsLike = tuple[Any, Any] | None
+_quiet = np.errstate(over="ignore", invalid="ignore")
+"""A warning of an overflow would tell of a private row."""
 
 
 class PrivateLinearEstimator(BaseEstimator):  # type: ignore[misc]
@@ -51,6 +52,7 @@ class PrivateLinearEstimator(BaseEstimator):  # type: ignore[misc]
         tags.input_tags.sparse = True
         return tags
 
+    @_quiet
     def _read(self, X: Any, y: Any, refused: dict[str, Any], *, numeric: bool) -> tuple[Any, Any]:
         """X and y as scikit-learn wants them, whole and finite."""
         _refuse(refused)
@@ -99,6 +101,11 @@ class PrivateLinearEstimator(BaseEstimator):  # type: ignore[misc]
         plan = self._plan(self._pose(X, y, {}))
         return plan.privacy.events if plan.privacy else ()
 
+    def warn_if_hopeless(self, X: Any, y: Any) -> None:
+        """The warning that `fit` would give of too few rows."""
+        problem = self._pose(X, y, {})
+        warn_if_hopeless(problem.rows.shape[0], self.epsilon, self._plan(problem).relative_noise)
+
     def _plan(self, problem: Problem) -> Plan:
         n = problem.rows.shape[0]
         epsilon = _validate.positive("epsilon", self.epsilon, allow_inf=True)
@@ -130,9 +137,10 @@ class PrivateLinearEstimator(BaseEstimator):  # type: ignore[misc]
             ensure_all_finite=False,
         )  # fmt: skip
         self._require_finite(X)
-        margins: NDArray[np.float64] = safe_sparse_dot(X, self.coef_.T) + self.intercept_
-        return margins
+        # Row by row: the score of one row of a private search must not hang on the others.
+        return np.asarray(as_rows(X).margins(self.coef_.T) + self.intercept_)
 
+    @_quiet
     def _require_finite(self, X: Any) -> None:
         data = X.data if hasattr(X, "tocsr") else X
         # A sum shows in one pass whether there is anything to look for.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from itertools import product
 from typing import Any, Self
 
@@ -18,7 +19,7 @@ from privagrad.estimators._base import PrivateLinearEstimator, estimator_source
 from privagrad.events import GaussianEvent, SelectEvent
 from privagrad.geometry import Ellipsoid
 from privagrad.linear import default_delta
-from privagrad.mechanism import GaussianSum
+from privagrad.mechanism import GaussianSum, bounded_units
 from privagrad.noise import RandomSource, RandomState
 from privagrad.queries import Share, query_events
 
@@ -55,8 +56,9 @@ class PrivateSearch(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
 
     Guarantees
     ----------
-    The attributes together satisfy ``privacy_`` as long as the number of runs stays secret: it is
-    not kept, but the time that a search takes tells it. Do not publish that.
+    The attributes together satisfy ``privacy_`` as long as the number of runs stays secret. It is
+    not kept, and runs show no progress bars and no warnings; but the time that a search takes
+    tells it. Do not publish that.
     """
 
     def __init__(
@@ -91,14 +93,19 @@ class PrivateSearch(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
             raise ValueError(f"Expected enough rows to hold some out, found {n}.")
         train, test = np.flatnonzero(~held_out), np.flatnonzero(held_out)
         run, total = self._calibrated(X[train], y[train], settings, epsilon, delta)
+        self._at(run, delta, settings[0], None).warn_if_hopeless(X[train], y[train])
         best: tuple[float, dict[str, Any], Any] = (-math.inf, {}, None)
-        for _ in range(int(source.sampler.geometric(1 / self.mean_runs))):
-            setting = settings[source.sampler.integers(len(settings))]
-            fitted = self._at(run, delta, setting, source).fit(X[train], y[train])
-            score = _noisy_mean(fitted.row_scores(X[test], y[test]), total.events[-1], source)
-            if score > best[0]:
-                best = (score, setting, fitted)
+        # Whatever a run prints or warns of would tell how many runs there are.
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            for _ in range(int(source.sampler.geometric(1 / self.mean_runs))):
+                setting = settings[source.sampler.integers(len(settings))]
+                fitted = self._at(run, delta, setting, source).fit(X[train], y[train])
+                score = _noisy_mean(fitted.row_scores(X[test], y[test]), total.events[-1], source)
+                if score > best[0]:
+                    best = (score, setting, fitted)
         self.best_score_, self.best_params_, self.best_estimator_ = best
+        self.best_estimator_.set_params(verbose=self.estimator.verbose)
         plan = PrivacyPlan((total,))
         self.privacy_ = PrivacyReport(
             plan.epsilon(delta), delta, plan.relation, total.sampling, plan.accountant,
@@ -135,11 +142,11 @@ class PrivateSearch(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
         ]
 
     def _at(
-        self, epsilon: float, delta: float, setting: dict[str, Any], source: RandomSource
+        self, epsilon: float, delta: float, setting: dict[str, Any], source: RandomSource | None
     ) -> PrivateLinearEstimator:
-        seed = int(source.sampler.integers(2**62)) if source.seeded else None
+        seed = int(source.sampler.integers(2**62)) if source and source.seeded else None
         made: PrivateLinearEstimator = clone(self.estimator).set_params(
-            epsilon=epsilon, delta=delta, random_state=seed, **setting
+            epsilon=epsilon, delta=delta, random_state=seed, **{**setting, "verbose": False}
         )
         return made
 
@@ -190,7 +197,7 @@ def _indexable(X: Any) -> Any:
 
 
 def _noisy_mean(scores: NDArray[np.float64], event: GaussianEvent, source: RandomSource) -> float:
-    """The mean of numbers in [0, 1], released as one Gaussian event."""
+    """The mean of numbers in [0, 1], released as one Gaussian event; 0 for those that are not."""
     mechanism = GaussianSum(1, event.noise_multiplier, scores.size)
-    units = np.array([np.rint(np.clip(scores, 0, 1) / mechanism.grid).sum()])
+    units, _, _ = bounded_units(np.clip(scores, 0.0, 1.0)[:, None], mechanism.grid)
     return float(mechanism.release(units, Ellipsoid.ball(1, 1.0), source)[0])

@@ -118,7 +118,7 @@ def _problem(
 def _require_classes(classes: tuple[str, ...], job: Job) -> None:
     if len(classes) < 2:
         assert job.discovery is not None
-        least = threshold(len(job.counts), job.discovery)
+        least = threshold(len(job.counts), job.n, job.discovery)
         raise ValueError(
             f"Expected at least two classes, found {len(classes)} with more than about "
             f"{least:.0f} rows, which is what shows under this epsilon. State the classes, in the "

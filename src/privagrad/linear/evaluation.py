@@ -5,17 +5,18 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import expit, softmax
 
-from privagrad import kernels
+from privagrad._numba import kernel
 from privagrad._validate import Vector
 from privagrad.events import GaussianEvent
 from privagrad.geometry import Ellipsoid
 from privagrad.glm import GlmGradients
-from privagrad.losses import Loss
+from privagrad.kernels import all_margins, all_norms
+from privagrad.losses import Loss, class_slopes, class_value, lipschitz, slope, value
 from privagrad.mechanism import GaussianSum, bounded_units
 from privagrad.noise import RandomSource
 from privagrad.queries import Share, mean_of
@@ -74,10 +75,15 @@ def evaluate(
     Guarantees
     ----------
     One Gaussian release of the event's noise multiplier: a row's vector holds numbers from 0 to 1
-    and is bounded to norm 1 after division by the largest norm such a vector can have.
+    and is bounded to norm 1 after division by the largest norm such a vector can have. It depends
+    on that row alone, and is 0 where a loss is not a number.
     """
     loss, outputs, n = gradients.loss, gradients.outputs, gradients.rows.shape[0]
     regression = loss.name in ("quantile", "huber")
+    if ellipsoid.dim != gradients.dim:
+        raise ValueError(
+            f"Expected an ellipsoid of dimension {gradients.dim}, found {ellipsoid.dim}."
+        )
     cap = _cap(loss, outputs)
     classes = 0 if regression else max(outputs, 2)
     marks = len(path) - 1  # at the start all is known
@@ -87,9 +93,17 @@ def evaluate(
     dim = first_mark + 2 * marks
     mechanism = GaussianSum(dim, event.noise_multiplier, n)
     units = np.zeros(dim)
+    points = np.concatenate([gradients.point(x) for _, x in path[1:]])
+    data, indices, starts, dense = gradients.rows.flat
     for first in range(0, n, _ROWS):
         stop = min(first + _ROWS, n)
-        vectors = _answers(gradients, ellipsoid, path[1:], cap, classes, factors, first, stop)
+        table = data, indices, starts[first : stop + 1], dense
+        vectors = np.zeros((stop - first, dim))
+        _answer(
+            all_margins(*table, points, marks * outputs).reshape(-1, marks, outputs),
+            all_norms(*table, ellipsoid.whitening), gradients.targets[first:stop], *loss.key, cap,
+            classes, FACTORS[:factors], vectors,
+        )  # fmt: skip
         if left_out is not None:
             vectors[left_out[first:stop]] = 0.0
         units += bounded_units(vectors / largest, mechanism.grid)[0]
@@ -123,60 +137,69 @@ def _best_factor(scores: Vector, noise: float) -> float:
     return float(FACTORS[best if clear else _USUAL])
 
 
-def _answers(
-    gradients: GlmGradients,
-    ellipsoid: Ellipsoid,
-    path: Sequence[tuple[int, Vector]],
-    cap: float,
-    classes: int,
-    factors: int,
-    first: int,
-    stop: int,
-) -> NDArray[np.float64]:
-    """One row of numbers from 0 to 1 for each of the table's rows."""
-    loss, outputs = gradients.loss, gradients.outputs
-    rows, targets = gradients.rows.part(first, stop), gradients.targets[first:stop]
-    dim = rows.shape[1]
-    norms = np.sqrt(rows.square_norms(np.square(ellipsoid.whitening[:dim])))
-    answers = np.zeros((stop - first, 1 + (classes or 2) + factors + 2 * len(path)))
-    margins = np.zeros(stop - first)
-    for k, (_, x) in enumerate(path):
-        margins = rows.margins(x.reshape(outputs, -1).T if outputs > 1 else x)
-        with np.errstate(invalid="ignore", over="ignore"):
-            losses = np.minimum(loss.value(margins, targets) / cap, 1.0)
-        if outputs > 1:
-            slopes = np.linalg.norm(kernels.all_class_slopes(loss.key[0], margins, targets), axis=1)
-        elif classes:
-            slopes = np.abs(kernels.slopes(*loss.key, margins, targets))
-        else:  # a regression's rows are shrunk by what the largest slope would need
-            slopes = np.full(targets.size, loss.lipschitz)
-        at = answers.shape[1] - 2 * (len(path) - k)
-        answers[:, at], answers[:, at + 1] = _CURVE * losses, _CURVE * (slopes * norms > 1.0)
-    if not classes:
-        answers[:, 0] = 1 - answers[:, -2] / _CURVE
-        answers[:, 1] = 1 - np.minimum(loss.value(np.zeros_like(targets), targets) / cap, 1.0)
-        answers[:, 2] = 1.0
-        return answers
-    labels = (targets if outputs > 1 else targets > 0).astype(int)
-    guesses = margins.argmax(axis=1) if outputs > 1 else (margins > 0).astype(int)
-    answers[:, 0] = guesses == labels
-    answers[np.arange(targets.size), 1 + labels] = 1.0
-    for k in range(factors):
-        errors = _squared_errors(FACTORS[k] * margins, labels)
-        answers[:, 1 + classes + k] = _CURVE * np.nan_to_num(errors, nan=1.0)
-    return answers
+@kernel()
+def _answer(
+    margins: Any, norms: Any, targets: Any, code: Any, parameter: Any, cap: Any, classes: Any,
+    factors: Any, answers: Any,
+) -> None:  # fmt: skip
+    """One row of numbers from 0 to 1 for each row, from its margins at all marks and its norm.
 
-
-def _squared_errors(margins: Vector, labels: NDArray[np.int64]) -> Vector:
-    """Squared errors of the classes' probabilities, from 0 to 1; true ones have the least mean.
-
-    Unlike a logarithm they are bounded, so that bounding rows does not favour being too sure.
+    NaN where a loss is.
     """
-    if margins.ndim == 1:
-        return np.square(expit(np.where(labels == 1, -margins, margins)))
-    errors = softmax(margins, axis=1)
-    errors[np.arange(labels.size), labels] -= 1.0
-    return np.asarray(np.square(errors).sum(axis=1) / 2)
+    _, marks, outputs = margins.shape
+    slopes = np.empty(outputs)
+    for i in range(answers.shape[0]):
+        answer, target = answers[i], targets[i]
+        label = np.int64(target if outputs > 1 else target > 0)
+        share = 0.0
+        for k in range(marks):
+            if outputs > 1:
+                share = class_value(code, margins[i, k], label) / cap
+                slopes[:] = margins[i, k]
+                class_slopes(code, slopes, label)
+                steep = math.sqrt(np.square(slopes).sum())
+            else:
+                share = value(code, parameter, margins[i, k, 0], target) / cap
+                # A regression's rows are shrunk by what the largest slope would need.
+                steep = lipschitz(code, parameter)
+                if classes:
+                    steep = abs(slope(code, parameter, margins[i, k, 0], target))
+            share = 1.0 if share > 1.0 else share
+            at = answer.size - 2 * (marks - k)
+            answer[at] = _CURVE * share
+            answer[at + 1] = _CURVE if steep * norms[i] > 1.0 else 0.0
+        if not classes:
+            nothing = value(code, parameter, 0.0, target) / cap
+            answer[0] = 1.0 - share
+            answer[1] = 0.0 if nothing > 1.0 else 1.0 - nothing
+            answer[2] = 1.0
+            continue
+        last = margins[i, marks - 1]
+        guess = last.argmax() if outputs > 1 else np.int64(last[0] > 0.0)
+        answer[0] = 1.0 if guess == label else 0.0
+        answer[1 + label] = 1.0
+        for k in range(factors.size):
+            answer[1 + classes + k] = _CURVE * _squared_error(last, factors[k], label)
+
+
+@kernel(inline=True)
+def _squared_error(margins: Any, factor: Any, label: Any) -> Any:
+    """Squared error of the classes' probabilities, from 0 to 1; true ones have the least mean.
+
+    Unlike a logarithm it is bounded, so that bounding rows does not favour being too sure.
+    """
+    if margins.size == 1:
+        sign = -1.0 if label == 1 else 1.0
+        wrong = 1.0 / (1.0 + math.exp(-sign * factor * margins[0]))
+        return wrong * wrong
+    best, total = margins.max(), 0.0
+    for c in range(margins.size):
+        total += math.exp(factor * (margins[c] - best))
+    error = 0.0
+    for c in range(margins.size):
+        chance = math.exp(factor * (margins[c] - best)) / total
+        error += (chance - (1.0 if c == label else 0.0)) ** 2
+    return error / 2.0
 
 
 def _cap(loss: Loss, outputs: int) -> float:

@@ -214,7 +214,10 @@ def run_fit(
     queries = list(plan.queries)
     columns = _columns(problem, queries, source)
     centre, unit = _target(problem, queries, source)
-    targets = (problem.targets - centre) / unit if problem.regression else problem.targets
+    targets = problem.targets
+    if problem.regression:
+        with np.errstate(over="ignore"):  # a warning would tell of a private target
+            targets = (targets - centre) / unit
     table = problem.rows.standardized(columns.centre, columns.unit, problem.intercept)
     if problem.left_out is not None:
         table = table.without(problem.left_out)

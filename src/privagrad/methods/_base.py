@@ -71,8 +71,9 @@ class Oracle(Protocol):
     ) -> Vector:
         """The mean of `transform` of the gradients, each example's bounded to norm 1, round noise.
 
-        `transform` takes gradients as the rows of a matrix to vectors of length `dim`; it must
-        be public.
+        `transform` takes gradients as the rows of a matrix to vectors of length `dim`. It must be
+        public, and each vector must depend on its gradient alone, to the last bit: arithmetic
+        coordinate by coordinate does, products of matrices do not.
         """
 
     def minimum(self, ridge: float, smoothing: float, cover: float | None = None) -> Vector:

@@ -82,7 +82,8 @@ class AdaCliP(sgd.SGD):
         if state.setting.noise_multiplier == 0:
             return oracle.bounded(x, batch, None)
         mean, width = state.mean, state.width
-        released = oracle.mapped(x, batch, lambda rows: (rows - mean) / width, x.size)
+        with np.errstate(over="ignore"):
+            released = oracle.mapped(x, batch, lambda rows: (rows - mean) / width, x.size)
         gradient: Vector = width * released + mean
         return gradient
 

@@ -25,7 +25,9 @@ from typing import Any, ClassVar
 import numpy as np
 
 from privagrad import _validate
+from privagrad._numba import kernel
 from privagrad._validate import Vector
+from privagrad.geometry import euclidean_norm
 from privagrad.methods import sgd
 from privagrad.methods._base import Oracle, Setting, Shape
 from privagrad.methods._subspace import PublicSubspace
@@ -79,12 +81,54 @@ def split(gradients: Vector, basis: Vector, radii: tuple[float, float]) -> Vecto
     ----------
     Each part has norm ≤ 1/√2 and a row norm ≤ 1, up to a few ulps that the oracle takes away.
     """
-    # At size 1 no product overflows; the parts get their sizes back when they are bounded.
-    sizes = np.abs(gradients).max(axis=1, initial=0.0)
-    units = gradients / np.where(sizes > 0, sizes, 1.0)[:, None]
-    embeddings = units @ basis
-    residuals = units - embeddings @ basis.T
-    return np.hstack([_bounded(embeddings, sizes, radii[0]), _bounded(residuals, sizes, radii[1])])
+    rank = basis.shape[1]
+    parts = np.empty((len(gradients), rank + len(basis)))
+    _split_rows(gradients, basis, *radii, parts)
+    return parts
+
+
+@kernel()
+def _split_rows(
+    gradients: Any, basis: Any, first_radius: float, second_radius: float, parts: Any
+) -> None:
+    """Row by row in one fixed order: products of matrices round by a row's place among others."""
+    dim, rank = basis.shape
+    for i in range(gradients.shape[0]):
+        embedding, residual = parts[i, :rank], parts[i, rank:]
+        # At size 1 no product overflows; the parts get their sizes back when they are bounded.
+        size = np.abs(gradients[i]).max()
+        for j in range(dim):
+            residual[j] = gradients[i, j] / size if size > 0.0 else 0.0
+        embedding[:] = 0.0
+        for j in range(dim):
+            for k in range(rank):
+                embedding[k] += residual[j] * basis[j, k]
+        for j in range(dim):
+            inside = 0.0
+            for k in range(rank):
+                inside += embedding[k] * basis[j, k]
+            residual[j] -= inside
+        _bound(embedding, size, first_radius)
+        _bound(residual, size, second_radius)
+
+
+@kernel()
+def _bound(unit: Any, size: float, radius: float) -> None:
+    """unit ← size · unit, bounded to norm `radius`, over √2 `radius`."""
+    norm = euclidean_norm(unit)
+    if norm == 0.0:
+        return
+    if size <= radius / norm:
+        for k in range(unit.size):
+            unit[k] *= size
+            unit[k] *= _SHARE / radius
+        return
+    largest = np.abs(unit).max()
+    for k in range(unit.size):
+        unit[k] /= largest
+    norm = euclidean_norm(unit)
+    for k in range(unit.size):
+        unit[k] *= _SHARE / norm
 
 
 def join(released: Vector, basis: Vector, radii: tuple[float, float]) -> Vector:
@@ -96,11 +140,3 @@ def join(released: Vector, basis: Vector, radii: tuple[float, float]) -> Vector:
     )
     gradient: Vector = basis @ embedding + residual
     return gradient
-
-
-def _bounded(units: Vector, sizes: Vector, radius: float) -> Vector:
-    """The rows sizes_i · units_i, bounded to norm `radius`, over √2 `radius`."""
-    # Squares below the floor's underflow; flooring can only shrink such rows more.
-    norms = np.maximum(np.linalg.norm(units, axis=1), 1e-150)
-    kept = np.minimum(sizes, radius / norms) * (_SHARE / radius)
-    return np.asarray(units * kept[:, None])
