@@ -196,18 +196,23 @@ def _take(leaf: Any, axis: int, examples: Sequence[int]) -> Any:
     return leaf.detach().index_select(axis, index)
 
 
-def with_strange_others(inputs: Any, axes: Sequence[int | None], value: float) -> Any:
-    """The inputs with an unusual number in every row but the first; None if nothing can have it."""
+def with_unusual(inputs: Any, axes: Sequence[int | None], value: float, first: bool) -> Any:
+    """The inputs with an unusual number in every second place of the first row, or of all others.
+
+    None where nothing can have it.
+    """
     leaves, structure = input_leaves(inputs)
     changed = False
     for place, (leaf, axis) in enumerate(zip(leaves, axes, strict=True)):
-        if isinstance(leaf, Tensor) and axis is not None and leaf.is_floating_point():
-            leaves[place] = leaf.clone()
-            rows = leaves[place].movedim(axis, 0)[1:]
-            rows[1:] = value
-            if rows.dim() > 1:
-                rows[:1, ..., ::2] = value
-            else:
-                rows[:1] = value
-            changed = changed or len(rows) > 0
+        if not isinstance(leaf, Tensor) or axis is None or leaf.dtype == torch.bool:
+            continue
+        if not leaf.is_floating_point() and value not in (-1.0, 0.0):
+            continue
+        leaves[place] = leaf.clone()
+        rows = leaves[place].movedim(axis, 0)
+        rows = rows[:1] if first else rows[1:]
+        # Whole numbers are words or classes: 1 is one of them, -1 is none.
+        own = value if leaf.is_floating_point() else 1 + int(value)
+        rows[..., ::2] = own
+        changed = True
     return tree_unflatten(leaves, structure) if changed else None

@@ -61,7 +61,8 @@ class PrivateModule(nn.Module):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         tape = self._tape
         if not (self.training and torch.is_grad_enabled() and tape.parameters):
-            return self._module(*untraced(args), **untraced(kwargs))
+            outputs = self._module(*untraced(args), **untraced(kwargs))
+            return self.loss_guard.side_outputs((args, kwargs), outputs, tape.batch_first)
         self._refuse_changes()
         self.loss_guard.check_inputs((args, kwargs))
         inputs = untraced((args, kwargs))

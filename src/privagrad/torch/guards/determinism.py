@@ -107,6 +107,12 @@ def normals(shape: torch.Size) -> Tensor:
     return torch.from_numpy(np.random.default_rng().standard_normal(tuple(shape)))
 
 
+RANDOM_FUNCTIONS = frozenset(_REPLACED) - {
+    "lstm", "gru", "rnn_tanh", "rnn_relu", "scaled_dot_product_attention",
+    "multi_head_attention_forward",
+}  # fmt: skip
+
+
 @dataclass
 class Aftermath:
     """What a run would have left behind: what it wrote into buffers, and whether it was random."""

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from privagrad.torch.guards.determinism import Deterministic
+from privagrad.torch.guards.determinism import RANDOM_FUNCTIONS, Deterministic
 from privagrad.torch.guards.means import mean_of_own_means
 from privagrad.torch.guards.numbers import BatchFloat, BatchInteger
 from privagrad.torch.guards.owners import owners_of
@@ -47,11 +47,10 @@ from privagrad.torch.guards.trace import (
     row_layouts,
     rows_stay_whole,
     signature,
-    size_guesses,
 )
 from privagrad.torch.guards.traced import TracedTensor, node_of
 from privagrad.torch.guards.verification import UnverifiedError
-from privagrad.torch.layout import Layout
+from privagrad.torch.layout import Layout, count_examples
 from privagrad.torch.tape import ForwardPass, Tape
 
 _ADVICE = (
@@ -67,6 +66,8 @@ class LossGuard:
         self.tape, self.verify, self.reduction = tape, verify, reduction
         self.checks = 0
         self._losses: dict[int, int] = {}
+        self._structures: set[tuple[int, int]] = set()
+        self._reads = False
         self._of_outputs: list[TraceNode] = []
         self._of_batch: list[TraceNode] = []
         self._numbers: dict[float, TraceNode] = {}
@@ -87,6 +88,7 @@ class LossGuard:
             node.forget()
         self._of_batch.clear()
         self._numbers.clear()
+        self._reads = False
         self._number += 1
         number = self._number
         if not self.verify:
@@ -120,6 +122,19 @@ class LossGuard:
 
         return map_tensors(traced, outputs)
 
+    def side_outputs(self, inputs: Any, outputs: Any, batch_first: bool) -> Any:
+        """Outputs of a pass that is not trained on, which hold something of the batch as well."""
+        known = [t for t in tensors_of(inputs) if isinstance(t, TracedTensor)]
+        if not known or not self.verify:
+            return outputs
+        count = count_examples(inputs, batch_first)
+
+        def traced(tensor: Tensor) -> Tensor:
+            layout = next(row_layouts(tensor.shape, count), None) if count else Layout(0)
+            return TracedTensor.of(tensor, FromBatch(tensor, count, layout, self._number), self)
+
+        return map_tensors(traced, outputs)
+
     def separate_loss(self, loss: Tensor, count: int) -> Tensor:
         """A loss that was computed example by example, traced."""
         return TracedTensor.of(loss, SeparateLoss(loss.detach(), count), self)
@@ -137,6 +152,10 @@ class LossGuard:
         """A number of the batch that Python knows now."""
         if isinstance(number, int | float) and not isinstance(number, bool) and node is not None:
             self._numbers[float(number)] = node
+
+    def read(self) -> None:
+        """Numbers of the batch have gone where they cannot be followed."""
+        self._reads = True
 
     def lost(self, tensor: Tensor) -> None:
         """A tensor into which something of the batch was written."""
@@ -188,8 +207,9 @@ class LossGuard:
         with torch._C.DisableTorchFunctionSubclass():
             if self.verify:
                 self._check(loss)
-            if any(isinstance(step, SeparateLoss) for step in history(loss.node)):
-                # The gradients of that loss arrive at the outputs as well.
+            steps = history(loss.node)
+            if any(isinstance(s, SeparateLoss) or s.name in RANDOM_FUNCTIONS for s in steps):
+                # Gradients of that loss arrive at the outputs too; random ones are others.
                 self._expected.clear()
             # Let go of everything the loss was computed from.
             self.step_done()
@@ -218,6 +238,7 @@ class LossGuard:
                 return
         if self._expected:
             self.tape.forget()
+            self._losses.clear()
             raise UnverifiedError(
                 "Expected the gradient of each example's outputs to be that of the example's own "
                 "loss, found others (a hook that changes gradients, a backward() of one's own, "
@@ -280,13 +301,22 @@ class LossGuard:
 
     def _if_due(self, steps: list[TraceNode], check: Any) -> None:
         """At steps 1, 2, 4, 8, ... of the same trace; a new one is always due."""
-        leaves = [s for s in steps if isinstance(s, Leaf)]
-        key = signature(steps, max(1, max(leaf.count for leaf in leaves)))
+        count = max(1, *(s.count for s in steps if isinstance(s, Leaf)))
+        structure = (signature(steps, count, constants=False), count)
+        key = signature(steps, count, rows=self._batch_is_known)
         seen = self._losses.get(key, 0) + 1
+        if seen == 1 and self._reads and structure in self._structures:
+            raise UnverifiedError(
+                "Expected the constants of a loss to stay as they are, or to change by a plan, "
+                "found that they have changed, and that numbers of the batch were read before "
+                "(float(), int(), numpy(), len() of chosen rows): they may have been computed from "
+                f"these. Read numbers after backward(). {_ADVICE}"
+            )
         if not seen & (seen - 1):
             self.checks += 1
             check(steps)
         self._losses[key] = seen
+        self._structures.add(structure)
 
     def _refuse_unknown(self, steps: list[TraceNode]) -> None:
         """Refuse what cannot be run again for some examples alone."""
@@ -375,8 +405,8 @@ class LossGuard:
         """The ways in which constants may belong to the examples, the likeliest first."""
         scales = (False, True) if self._may_stand_for_the_batch(steps, leaves, count) else (False,)
         for axes in constant_layouts(steps, count):
-            for scaled, sizes in itertools.product(scales, size_guesses(steps, count)):
-                yield Replay(count, examples, axes, scaled, sizes)
+            for scaled in scales:
+                yield Replay(count, examples, axes, scaled)
 
     def _may_stand_for_the_batch(
         self, steps: list[TraceNode], leaves: list[Leaf], count: int

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 _QUIET = frozenset({"__get__", "size", "dim", "__len__", "numel", "_set_grad_enabled"})
+_READS = frozenset({"item", "tolist", "__bool__", "__float__", "__int__", "__index__", "numpy"})
 _BY_DIMENSION = frozenset(
     {"index_select", "gather", "take_along_dim", "scatter", "scatter_", "scatter_add",
      "scatter_add_", "scatter_reduce", "scatter_reduce_", "index_add", "index_add_", "index_copy",
@@ -35,8 +37,9 @@ class Recorder(TorchFunctionMode):
 
     `signature` is equal for passes that do the same with another number of examples. `moves` are
     the calls in which numbers out of the data say which row goes where; `packed` are the lengths of
-    packed sequences, whose rows are nobody's in particular. What happens inside of a layer is
-    not noted; with `quiet`, no other function mode sees it either.
+    packed sequences, whose rows are nobody's in particular; `reads` says that Python has seen
+    numbers out of the data, on which it may decide what to compute. What happens inside of a layer
+    is not noted; with `quiet`, no other function mode sees it either.
     """
 
     def __init__(self, count: int, public: frozenset[int], quiet: bool = True) -> None:
@@ -44,8 +47,9 @@ class Recorder(TorchFunctionMode):
         self.count, self.public, self.quiet = count, public, quiet
         self.moves: list[Move] = []
         self.packed: set[int] = set()
+        self.reads = False
         self._calls: list[Any] = []
-        self._inside = False
+        self._inside = self._sorted = False
 
     @property
     def signature(self) -> int:
@@ -74,6 +78,7 @@ class Recorder(TorchFunctionMode):
             given = (*args, *kwargs.values()) if kwargs else args
             self._calls.append((name, *map(self._constant, given), self._constant(result)))
             self._note_move(name, given)
+            self.reads = self.reads or (name in _READS and id(given[0]) not in self.public)
         return result
 
     def _constant(self, value: Any) -> Any:
@@ -95,9 +100,12 @@ class Recorder(TorchFunctionMode):
         target = given[0] if given else None
         if not isinstance(target, Tensor) or id(target) in self.public:
             return
-        if name == "_pack_padded_sequence":
+        if name == "index_select" and _packs(3):
+            # Sorted by length and back: layers of packed sequences know of it.
+            self._sorted = self._sorted or not self._is_own(given[2])
+        elif name == "_pack_padded_sequence":
             lengths = given[1].tolist()
-            if len(set(lengths)) > 1:
+            if self._sorted or len(set(lengths)) > 1:
                 self.packed.add(sum(lengths))
         elif name in ("__getitem__", "__setitem__"):
             # A number written where a mask says stays in its row.
@@ -151,6 +159,11 @@ class Recorder(TorchFunctionMode):
                     "lengths: they cannot be told apart by example. Pad the sequences before this "
                     "layer (pad_packed_sequence)."
                 )
+
+
+def _packs(depth: int) -> bool:
+    """Whether PyTorch itself is packing or padding sequences, in the frame that far up."""
+    return bool(sys._getframe(depth).f_globals.get("__name__") == "torch.nn.utils.rnn")
 
 
 def _is_mask(part: Any) -> bool:

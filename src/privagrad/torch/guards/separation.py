@@ -20,7 +20,6 @@ from privagrad.torch.guards.trace import (
     history,
     row_layouts,
     run_again,
-    size_guesses,
 )
 from privagrad.torch.layout import Layout, same
 
@@ -183,9 +182,8 @@ def depends_on_others(node: TraceNode) -> bool | None:
     examples = random.Random().sample(range(count), size)
     with Deterministic(), torch.random.fork_rng(), torch.no_grad():
         found = [
-            _changed_rows(steps, leaves, Replay(count, examples, axes, sizes=sizes), examples)
+            _changed_rows(steps, leaves, Replay(count, examples, axes), examples)
             for axes in constant_layouts(steps, count)
-            for sizes in size_guesses(steps, count)
         ]
     return False if False in found else True if True in found else None
 
@@ -195,10 +193,16 @@ def _changed_rows(
 ) -> bool | None:
     """Whether kept rows change; None where the value cannot be computed."""
     size = len(examples)
+    values = {id(f): f.rows(examples) for f in leaves}
     try:
-        before = run_again(steps, {id(f): f.rows(examples) for f in leaves}, view)
+        before = run_again(steps, values, view)
     except BROKEN:
         return None
+    if any(
+        values[id(s)].dtype == torch.bool for step in steps if _chooses(step) for s in step.sources
+    ):
+        # Rows are chosen by the data: whose they are is followed elsewhere.
+        return False
     decided: bool | None = None
     for kept, strange in itertools.product(_halves(size), (None, *_STRANGE)):
         values = {id(f): _changed(f, f.rows(examples), kept, strange) for f in leaves}
@@ -206,11 +210,14 @@ def _changed_rows(
             after = run_again(steps, values, view)
         except BROKEN:
             continue
-        # Rows may be chosen by the data: whose they are is followed elsewhere.
-        if after.shape != before.shape:
-            return False
-        decided = decided or _differ(before, after, kept)
+        if after.shape != before.shape or _differ(before, after, kept):
+            return True
+        decided = False
     return decided
+
+
+def _chooses(step: TraceNode) -> bool:
+    return step.name in ("__getitem__", "masked_select")
 
 
 def _differ(before: Tensor, after: Tensor, kept: Sequence[bool]) -> bool:

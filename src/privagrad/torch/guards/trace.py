@@ -84,7 +84,8 @@ class TraceNode:
         """The value, computed from other values of its sources."""
         func, *arguments = self.made
         leaves, structure = tree_flatten(arguments)
-        leaves = view.constants(leaves, self.name)
+        first = next((values[id(x)].numel() for x in leaves if isinstance(x, TraceNode)), 0)
+        leaves = view.constants(leaves, self.name, first)
         leaves = [values[id(x)] if isinstance(x, TraceNode) else x for x in leaves]
         if self.written:
             leaves[self.place] = leaves[self.place].clone()
@@ -164,15 +165,22 @@ class Replay:
     examples: Sequence[int]
     axes: dict[int, Layout] = field(default_factory=dict)
     scaled: bool = False
-    sizes: str = "all"
 
-    def constants(self, given: Sequence[Any], name: str) -> list[Any]:
-        """The constants of a call; of its sizes all, the first or the last are the batch's."""
-        places = [i for i, x in enumerate(given) if name in SHAPES and is_multiple(x, self.count)]
-        chosen = {"all": places, "first": places[:1], "last": places[-1:]}[self.sizes]
+    def constants(self, given: Sequence[Any], name: str, numel: int) -> list[Any]:
+        """The constants of a call; of its sizes those that are the batch's are replaced."""
+        sizes = {i: x for i, x in enumerate(given) if type(x) is int} if name in SHAPES else {}
+        places = [i for i, x in sizes.items() if is_multiple(x, self.count)]
+        size = len(self.examples)
+        replaced = {}
+        for chosen in _choices(sizes, places):
+            replaced = {i: sizes[i] // self.count * size for i in chosen}
+            known = math.prod(x for x in (sizes | replaced).values() if x != -1)
+            exact = known == numel if -1 not in sizes.values() else known and numel % known == 0
+            if name not in ("view", "reshape") or exact:
+                break
         return [
-            x // self.count * len(self.examples) if i in chosen
-            else x if i in places or isinstance(x, TraceNode)
+            replaced[i] if i in replaced
+            else x if i in sizes or isinstance(x, TraceNode)
             else self.constant(x, name)
             for i, x in enumerate(given)
         ]  # fmt: skip
@@ -185,6 +193,10 @@ class Replay:
             layout = self.axes.get(id(value))
             if layout is None:
                 return value
+            if value.dim() == 1 and torch.equal(
+                value.cpu(), torch.arange(self.count).to(value.dtype)
+            ):
+                return torch.arange(size, dtype=value.dtype, device=value.device)
             index = torch.tensor(self.examples, device=value.device)
             return layout.join(layout.split(value, self.count)[index])
         if isinstance(value, slice) and value.stop == self.count:
@@ -205,12 +217,13 @@ def is_factor(name: str) -> bool:
     return "div" in name or "mul" in name
 
 
-def size_guesses(steps: Sequence[TraceNode], count: int) -> tuple[str, ...]:
-    """Which sizes may be the batch's: with as many tokens as examples nobody knows."""
-    for step in steps:
-        if step.name in SHAPES and sum(is_multiple(x, count) for x in step.constants) > 1:
-            return ("first", "all", "last")
-    return ("all",)
+def _choices(sizes: dict[int, int], places: list[int]) -> list[list[int]]:
+    """Which of a call's sizes may be the batch's, the likeliest first."""
+    if not places:
+        return [[]]
+    first = min(sizes)
+    likely = [[], places[:1]] if sizes[first] == -1 else [places[:1], places[-1:]]
+    return [*likely, places, []]
 
 
 def example_sizes(leaves: Sequence[Leaf]) -> set[int]:
@@ -257,17 +270,24 @@ def run_again(steps: list[TraceNode], values: dict[int, Tensor], view: Replay) -
     return values[id(steps[-1])]
 
 
-def signature(steps: list[TraceNode], count: int) -> int:
-    """Equal for traces that do the same with another number of examples."""
+def signature(
+    steps: list[TraceNode], count: int, constants: bool = True, rows: bool = False
+) -> int:
+    """Equal for traces that do the same with another number of examples.
+
+    With `constants` they also have the same constants; with `rows`, also those constants that have
+    as many rows as there are examples.
+    """
     numbers = {id(step): number for number, step in enumerate(steps)}
 
     def told(x: Any) -> Any:
         if isinstance(x, TraceNode):
             return ("node", numbers[id(x)])
         if isinstance(x, Tensor):
-            # Values of what is the same for all batches are part of what is computed.
-            rows = next(row_layouts(x.shape, count), None)
-            return ("tensor", x.dim(), float(x.double().sum()) if rows is None else None)
+            told_of = constants and (rows or next(row_layouts(x.shape, count), None) is None)
+            return ("tensor", x.dim(), _digest(x) if told_of else None)
+        if isinstance(x, int | float) and not constants:
+            return "number"
         if isinstance(x, int) and not isinstance(x, bool) and x and x % count == 0:
             return ("of the batch", x // count)
         return repr(x) if not isinstance(x, Owners) else "owners"
@@ -311,3 +331,10 @@ def rows_stay_whole(node: TraceNode, shape: Sequence[int]) -> bool:
 def keeps_rows(step: TraceNode) -> bool:
     """Whether it is another view of its source with the same last dimension."""
     return bool(step.made) and step.made[0] in (Tensor.view, Tensor.reshape, Tensor.flatten)
+
+
+def _digest(tensor: Tensor) -> float:
+    """A number that tells tensors with other values apart."""
+    flat = tensor.detach().reshape(-1).double()
+    weights = torch.arange(1, len(flat) + 1, dtype=torch.float64, device=flat.device).sqrt()
+    return float(flat.nan_to_num(7.0) @ weights)

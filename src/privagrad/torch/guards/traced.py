@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from privagrad.torch.guards.means import MEANS
 from privagrad.torch.guards.numbers import of_batch
-from privagrad.torch.guards.trace import TraceNode
+from privagrad.torch.guards.trace import TraceNode, history
 
 
 class TracedTensor(torch.Tensor):
@@ -66,7 +66,13 @@ class TracedTensor(torch.Tensor):
         with torch._C.DisableTorchFunctionSubclass():
             if func in _NUMBERS:
                 guard.escaped(result, nodes[0])
-                return of_batch(result) if func in _MARKED else result
+                if func in _MARKED:
+                    return of_batch(result)
+                guard.read()
+                return result
+            if func in _READS or (func in _SIZES and _chosen(nodes[0])):
+                guard.read()
+                return result
             traced = [x if node is None else node for x, node in zip(given, nodes, strict=True)]
             made = made or (func, *tree_unflatten(traced, structure))
             for place, x in enumerate(given):
@@ -81,7 +87,23 @@ class TracedTensor(torch.Tensor):
 
 _SILENT = {Tensor.requires_grad.__get__}  # type: ignore[attr-defined]
 _MARKED = {Tensor.item, Tensor.tolist}
+_READS: set[Any] = {Tensor.numpy, Tensor.__array__}
+_SIZES: set[Any] = {
+    Tensor.__len__,
+    Tensor.numel,
+    Tensor.size,
+    vars(torch._C.TensorBase)["shape"].__get__,
+}
 _NUMBERS = {*_MARKED, Tensor.__float__, Tensor.__int__, Tensor.__index__}
+
+
+def _chosen(node: TraceNode | None) -> bool:
+    """Whether a value has as many rows as the data say."""
+    return node is not None and any(
+        step.name in ("nonzero", "unique", "masked_select", "bincount")
+        or (step.name == "__getitem__" and len(step.sources) > 1)
+        for step in history(node)
+    )
 
 
 def node_of(tensor: Any) -> TraceNode | None:
@@ -110,6 +132,12 @@ def _version(value: Any) -> int:
 def _backward(loss: Any, *args: Any, **kwargs: Any) -> None:
     """The backward pass of a traced loss, which is checked before."""
     guard = getattr(loss, "guard", None)
+    given = [*args[:1], kwargs.get("gradient"), kwargs.get("inputs")]
+    if guard is not None and guard.verify and any(x is not None for x in given):
+        raise RuntimeError(
+            "Expected loss.backward() of a loss that is one number, found backward(gradient=...) "
+            "or backward(inputs=...): multiply the loss instead."
+        )
     checked = nullcontext() if guard is None else guard.backward_of(loss)
     with checked, torch._C.DisableTorchFunctionSubclass():
         Tensor.backward(loss, *args, **kwargs)

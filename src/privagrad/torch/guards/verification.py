@@ -24,7 +24,7 @@ from privagrad.torch.layout import (
     possible_axes,
     same,
     take,
-    with_strange_others,
+    with_unusual,
 )
 from privagrad.torch.scales import Scale, accurate, as_matrix
 from privagrad.torch.tape import Tape
@@ -32,6 +32,9 @@ from privagrad.torch.uses import Use
 
 EXAMPLES = 3
 """How many examples of a batch are verified."""
+
+UNUSUAL = (float("nan"), 1e4, -1.0, 0.0)
+"""Values that a module may treat in another way: missing, huge, marked as missing."""
 
 _RELATIVE, _OF_ALL = 1e-3, 1e-5
 _COARSE = 100.0
@@ -110,12 +113,15 @@ class ModuleGuard:
         self.latest: Learned | None = None
         self._known: dict[int, Learned] = {}
         self._axes: tuple[int | None, ...] | None = None
+        self._prepared = False
 
     def prepare(self, inputs: Any, count: int) -> Layouts:
         """The layouts that a pass most likely has."""
+        self._prepared = False
         if self.latest is None and count > 1:
             try:
                 self.latest = self._learn(inputs, count)
+                self._prepared = True
             except UntriedError:
                 # If it is the module's own error, it shows on the whole batch too.
                 return {}
@@ -123,8 +129,8 @@ class ModuleGuard:
 
     def layouts(self, recorder: Recorder, inputs: Any, count: int, outputs: Any) -> Layouts:
         """The layouts of a pass that has been made, verified where it is due."""
-        prepared = self.passes == 0 and self.latest is not None
-        due = not (self.passes + 1) & self.passes
+        prepared, self._prepared = self._prepared, False
+        due = not (self.passes + 1) & self.passes or recorder.reads
         known = self.latest if prepared else self._known.get(recorder.signature)
         if known is None or (due and not prepared):
             known = self._learn(inputs, count)
@@ -176,7 +182,7 @@ class ModuleGuard:
             found = Learned(_match(whole, alone), _moving(whole, alone), seen)
         if self.verify:
             self._refuse_memory(alone)
-            self._refuse_rare_mixing(together, axes, whole, found)
+            self._refuse_rare_mixing(together, single[0], axes, whole, found)
             self._compare(together, single, found.layouts)
         return found
 
@@ -201,27 +207,33 @@ class ModuleGuard:
         return Observed(observed, aftermath.written, recorder, aftermath.random)
 
     def _refuse_rare_mixing(
-        self, together: Any, axes: Sequence[int | None], whole: Observed, found: Learned
+        self,
+        together: Any,
+        single: Any,
+        axes: Sequence[int | None],
+        whole: Observed,
+        found: Learned,
     ) -> None:
-        """Refuse modules that mix examples only where the data are unusual.
+        """Refuse modules that mix or remember examples only where the data are unusual.
 
-        The first example must come out the same beside others with missing or huge values.
+        The first example must come out the same beside others with unusual values, and with
+        unusual values itself the same as alone.
         """
         count = whole.recorder.count
-        for value in (float("nan"), 1e4):
-            strange = with_strange_others(together, axes, value)
-            if strange is None:
-                return
+        for value in UNUSUAL:
+            own = with_unusual(single, axes, value, first=True)
+            if own is None:
+                continue
             try:
-                beside = self._observe(strange, count)
+                strange = self._observe(own, 1)
+                beside = self._observe(with_unusual(together, axes, value, first=False), count)
+                among = self._observe(with_unusual(together, axes, value, first=True), count)
             except _BROKEN:
                 continue
-            for a, b in zip(whole.observed, beside.observed, strict=False):
-                layout = found.layouts.get(a.key)
-                if layout is None or a.tensor.shape != b.tensor.shape:
-                    continue
-                if not same(*(layout.split(x.tensor, count)[0] for x in (a, b))):
-                    raise mixed(a.name)
+            self._refuse_memory([self._observe(single, 1), strange])
+            if count > 1:
+                _refuse_difference(beside, found, whole.observed, count)
+                _refuse_difference(among, found, strange.observed, 1)
 
     def _refuse_memory(self, alone: list[Observed]) -> None:
         """Refuse buffers into which a pass writes what depends on its examples."""
@@ -262,6 +274,22 @@ class ModuleGuard:
                     "follow (a hook that computes weights, an operation outside of the layer, "
                     "rows that do not stay with their example)."
                 )
+
+
+def _refuse_difference(
+    several: Observed, found: Learned, expected: list[ObservedTensor], count: int
+) -> None:
+    """Refuse other values for the first example of several than it has among `expected`."""
+    size = several.recorder.count
+    for a, b in zip(several.observed, expected, strict=False):
+        layout = found.layouts.get(a.key)
+        if layout is None or a.key != b.key:
+            continue
+        own, other = layout.split(a.tensor, size)[0], b.tensor
+        if count > 1 or b.tensor.dim() == a.tensor.dim():
+            other = layout.split(b.tensor, count)[0]
+        if own.shape == other.shape and not same(own, other):
+            raise mixed(a.name)
 
 
 def _match(whole: Observed, alone: list[Observed]) -> Layouts:
