@@ -1,0 +1,148 @@
+"""Random models and losses: the engine has the gradient of each example alone, or refuses.
+
+PRIVAGRAD_FUZZ_EXAMPLES multiplies the number of models, with random seeds, and prints counts:
+
+    PRIVAGRAD_FUZZ_EXAMPLES=20 python -m pytest -s tests/torch/test_fuzz_models.py
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from tests.torch import fuzz_losses, fuzz_modules
+from tests.torch.fuzz_modules import FORMS, POOLS, Model
+from tests.torch.fuzz_runs import Training, verdict
+
+TIMES = int(os.environ.get("PRIVAGRAD_FUZZ_EXAMPLES", "1"))
+LEFT_OUT = frozenset(os.environ.get("PRIVAGRAD_FUZZ_WITHOUT", "").split(";"))
+"""Parts that a search for further faults leaves out."""
+ROWS, CLASSES = 12, 7
+COUNTS: Counter[str] = Counter()
+
+
+def fuzzed(examples: int) -> settings:
+    return settings(
+        max_examples=examples * TIMES,
+        deadline=None,
+        derandomize=TIMES == 1,
+        database=None,
+        suppress_health_check=list(HealthCheck),
+    )
+
+
+@pytest.fixture(scope="module", autouse=True)
+def counted() -> Iterator[None]:
+    yield
+    if TIMES > 1:
+        print("\n" + ", ".join(f"{kind}: {count}" for kind, count in sorted(COUNTS.items())))
+
+
+def rows(seed: int, words: bool, tokens: int) -> tuple[Tensor, ...]:
+    """Inputs, labels (some ignored), weights, masks and numbers of examples."""
+    generator = torch.Generator().manual_seed(seed)
+    shape = (ROWS, tokens)
+    x = (
+        torch.randint(0, CLASSES, shape, generator=generator)
+        if words
+        else torch.randn(*shape, 3, generator=generator)
+    )
+    labels = torch.randint(0, CLASSES, shape, generator=generator)
+    ignored = torch.rand(shape, generator=generator) < 0.2
+    ignored[:, 0] = False
+    weights = torch.rand(ROWS, generator=generator) * 2
+    mask = (torch.rand(shape, generator=generator) < 0.6).float()
+    mask[:, -1] = 1
+    labels = labels.masked_fill(ignored, fuzz_losses.IGNORED)
+    return x, labels, weights, mask, torch.arange(ROWS)
+
+
+@st.composite
+def trainings(
+    draw: Any, parts: list[str], programs: list[str], size: int = 3, odd: bool = True
+) -> tuple[str, Training]:
+    known = fuzz_modules.ORDINARY | fuzz_modules.ODD | fuzz_modules.MIXING | fuzz_modules.RANDOM
+    parts = [p for p in parts if p not in LEFT_OUT]
+    programs = [p for p in programs if p not in LEFT_OUT]
+    names = draw(st.lists(st.sampled_from(parts), min_size=1, max_size=size))
+    torch.manual_seed(draw(st.integers(0, 99)))
+    made = [known[name]() for name in names]
+    if draw(st.booleans()) and len(made) > 1 and names[0] in fuzz_modules.ORDINARY:
+        made.append(made[0])  # a shared part
+        names.append("shared " + names[0])
+    words, pooled = draw(st.booleans()), draw(st.booleans())
+    tokens = draw(st.sampled_from([2, 3, 4]))
+    pool = draw(st.sampled_from(sorted(POOLS))) if pooled else None
+    form = draw(st.sampled_from(sorted(FORMS)))
+    tied = draw(st.booleans())
+    model: nn.Module = Model(words, made, pool, tied, form, CLASSES)
+    name = draw(st.sampled_from(programs))
+    sizes = draw(st.lists(st.sampled_from([4, 3, 5, 6, 1, 2, *([0] if odd else [])]),
+                          min_size=1, max_size=4))  # fmt: skip
+    numbers = iter(draw(st.permutations(range(ROWS))) * 3)
+    batches = [[next(numbers) for _ in range(n)] for n in sizes]
+    batches = [list(dict.fromkeys(batch)) for batch in batches]
+    route = draw(
+        st.sampled_from(["loader", "loader", "raw", "poisson"] if odd else ["loader", "poisson"])
+    )
+    options: dict[str, Any] = {}
+    if route != "raw" and draw(st.integers(0, 3)) == 0:
+        options["max_physical_batch_size"] = draw(st.sampled_from([1, 2, 3]))
+    rate = draw(st.sampled_from([0.0, 0.05]))
+    program = (fuzz_losses.ORDINARY | fuzz_losses.MIXING)[name]
+    training = Training(model, program, rows(draw(st.integers(0, 99)), words, tokens), batches,
+                        route, rate, options, pooled)  # fmt: skip
+    told = (f"{names}, {name}, words={words}, {tokens} tokens, {pool}, tied={tied}, {form}, "
+            f"batches={batches}, {route}, {options}, rate={rate}")  # fmt: skip
+    return told, training
+
+
+def judge(told: str, training: Training, compared: bool = True) -> str:
+    try:
+        found = verdict(training, compared)
+    except Exception as error:
+        error.add_note(told)
+        raise
+    return found
+
+
+ANY_PARTS = [*fuzz_modules.ORDINARY, *fuzz_modules.ODD, *fuzz_modules.MIXING]
+ANY_LOSSES = [*fuzz_losses.ORDINARY, *fuzz_losses.MIXING]
+
+
+@fuzzed(110)
+@given(trainings(ANY_PARTS, [*fuzz_losses.ORDINARY]))
+def test_any_module_is_computed_exactly_or_refused(drawn: tuple[str, Training]) -> None:
+    COUNTS["any module, " + judge(*drawn)] += 1
+
+
+@fuzzed(90)
+@given(trainings([*fuzz_modules.ORDINARY], ANY_LOSSES, size=2))
+def test_any_loss_is_computed_exactly_or_refused(drawn: tuple[str, Training]) -> None:
+    COUNTS["any loss, " + judge(*drawn)] += 1
+
+
+@fuzzed(80)
+@given(trainings([*fuzz_modules.ORDINARY], [*fuzz_losses.ORDINARY], odd=False))
+def test_ordinary_trainings_are_accepted(drawn: tuple[str, Training]) -> None:
+    told, training = drawn
+    found = judge(told, training)
+    COUNTS["ordinary, " + found] += 1
+    assert found == "accepted", told
+
+
+@fuzzed(20)
+@given(trainings([*fuzz_modules.RANDOM], [*fuzz_losses.ORDINARY], odd=False))
+def test_random_layers_are_accepted(drawn: tuple[str, Training]) -> None:
+    told, training = drawn
+    found = judge(told, training, compared=False)
+    COUNTS["random, " + found] += 1
+    assert found == "accepted", told
