@@ -1,22 +1,24 @@
 """Losses of random models, as users write them.
 
-A program makes a backward pass for the outputs of one batch. `ORDINARY` ones must be accepted, `ODD`
-ones are means or sums over examples too but may be refused, `MIXING` ones let examples see each
-other, at every step or at some.
+A program makes the backward pass of one batch. `ORDINARY` ones are means over examples and must be
+accepted; `MIXING` ones let examples see each other, at every step or at some.
 """
 
 from __future__ import annotations
 
 import copy
+import functools
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tests.torch.fuzz_modules import RoundTrip
+from tests.torch.fuzz_modules import RoundTrip, logits_of
 
 IGNORED = -100
 
@@ -25,6 +27,7 @@ IGNORED = -100
 class Step:
     """What a program knows: the batch, the number of the step, and what it keeps between steps."""
 
+    inputs: Tensor
     outputs: Tensor
     labels: Tensor
     weights: Tensor
@@ -47,6 +50,11 @@ class Step:
         """The loss of every example, (examples,)."""
         rows = self.rows
         return rows if rows.dim() == 1 else rows.mean(1)
+
+    @property
+    def classes(self) -> Tensor:
+        """The class of every example, (examples,)."""
+        return self.labels if self.labels.dim() == 1 else self.labels[:, 0]
 
     @property
     def flat(self) -> Tensor:
@@ -97,9 +105,14 @@ def _two_terms(s: Step) -> Tensor:
     return _cross_entropy(s) + 0.1 * s.flat.square().mean()
 
 
-def _teacher(s: Step) -> Tensor:
-    soft = (s.outputs.detach() / 2).softmax(-1).flatten(0, -2)
-    return F.kl_div(s.outputs.log_softmax(-1).flatten(0, -2), soft * 0.5, reduction="batchmean")
+def _logits(s: Step) -> Tensor:
+    """What the model says at present, (examples, ...)."""
+    with torch.no_grad():
+        return logits_of(s.model(s.inputs)).reshape(len(s.flat), -1)
+
+
+def _own_predictions(s: Step) -> Tensor:
+    return F.cross_entropy(s.flat, (_logits(s) / 2).softmax(1))
 
 
 ORDINARY: dict[str, Program] = {
@@ -116,7 +129,22 @@ ORDINARY: dict[str, Program] = {
         "weights of examples": lambda s: (s.examples * s.weights).mean(),
         "own normaliser": _own_normaliser,
         "mean squares": lambda s: F.mse_loss(s.flat, s.weights[:, None].expand_as(s.flat)),
-        "binary": lambda s: F.binary_cross_entropy_with_logits(s.flat[:, 0], (s.weights > 1).float()),
+        "binary": lambda s: F.binary_cross_entropy_with_logits(
+            s.flat[:, 0], (s.weights > 1).float()
+        ),
+        "chosen by number": lambda s: -s.flat.log_softmax(1)[
+            torch.arange(len(s.flat)), s.classes
+        ].mean(),
+        "gathered": lambda s: -s.flat.log_softmax(1).gather(1, s.classes[:, None]).mean(),
+        "one-hot": lambda s: F.mse_loss(
+            s.flat, F.one_hot(s.classes, s.flat.shape[1]).to(s.flat.dtype)
+        ),
+        "soft targets": lambda s: F.cross_entropy(s.flat, s.flat.detach().softmax(1)),
+        "own predictions": _own_predictions,
+        "focal": lambda s: ((1 - (-s.examples).exp()) ** 2 * s.examples).mean(),
+        "weights of classes": lambda s: (
+            s.examples * torch.linspace(0.5, 2, 7)[s.classes]
+        ).mean(),
         "smooth": lambda s: F.smooth_l1_loss(s.flat.sum(1), s.weights),
         "hinge": lambda s: F.relu(1 - s.flat[:, 0] * s.weights).mean(),
         "logged": _logged,
@@ -205,16 +233,28 @@ def _ramp(s: Step) -> Tensor:
 
 
 def _kinds(s: Step) -> Tensor:
-    return (
-        s.examples.mean() / len(s.labels[s.labels == 1])
-        if bool((s.labels == 1).any())
-        else s.examples.mean()
-    )
+    return s.examples.mean() / (1 + len(s.labels[s.labels == 1]))
 
 
-@torch.jit.script
-def _scripted(outputs: Tensor) -> Tensor:
+def _labels_of_others(s: Step) -> Tensor:
+    moved = torch.from_numpy(s.classes.numpy()[::-1].copy())
+    return F.cross_entropy(s.flat, moved)
+
+
+def _smoothed_by_kinds(s: Step) -> Tensor:
+    smoothing = min(0.9, 0.1 * s.classes.unique().numel())
+    return F.cross_entropy(s.flat, s.classes, label_smoothing=smoothing)
+
+
+def _similar(outputs: Tensor) -> Tensor:
     return (outputs @ outputs.T).square().mean()
+
+
+@functools.cache
+def _scripted() -> Callable[[Tensor], Tensor]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        return torch.jit.script(_similar)  # type: ignore[no-any-return]
 
 
 def _handed_over(s: Step) -> None:
@@ -267,8 +307,13 @@ MIXING: dict[str, Program] = {
         "running scale": _running_scale,
         "branch": _branch,
         "how many of a kind": _kinds,
-        "scripted": lambda s: _scripted(s.flat),
-        "partly scripted": lambda s: s.examples.mean() + _scripted(s.flat),
+        "number of kinds": _smoothed_by_kinds,
+        "labels of others": _labels_of_others,
+        "targets over the batch": lambda s: F.cross_entropy(s.flat, _logits(s).softmax(0)),
+        "of the batch, as a tensor": lambda s: s.examples.mean()
+        / torch.as_tensor(np.asarray(s.weights)).mean(),
+        "scripted": lambda s: _scripted()(s.flat),
+        "partly scripted": lambda s: s.examples.mean() + _scripted()(s.flat),
         "attribute of the module": lambda s: s.examples.mean() + s.model.extra,
         "over a constant": lambda s: s.examples.sum() / 6,
         "penalty on parameters": lambda s: s.examples.mean()

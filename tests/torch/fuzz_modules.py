@@ -285,9 +285,17 @@ def _straight_through(x: Tensor) -> Tensor:
     return x + mean - mean.detach()
 
 
-def _attention_over_batch(x: Tensor, layer: nn.Module) -> Tensor:
-    y: Tensor = layer(x, x, x, need_weights=False)[0]
-    return y
+def _ghost_batches(x: Tensor) -> Tensor:
+    """Each four examples of the batch are centred, as ghost batch normalisation does."""
+    parts = [part - part.mean(0) if len(part) == 4 else part for part in x.split(4)]
+    return torch.cat(parts)
+
+
+def _capacity(x: Tensor, layer: nn.Module) -> Tensor:
+    """A layer for the first three examples that ask for it, as experts of limited capacity."""
+    asks = x.detach()[:, 0, 0] > 0
+    served = asks & (asks.cumsum(0) <= 3)
+    return x + layer(x) * served[:, None, None]
 
 
 Part = Callable[[], nn.Module]
@@ -314,7 +322,9 @@ ORDINARY: dict[str, Part] = {
     "flat, tokens first": lambda: Apply(_flat_tokens_first, linear()),
     "flat norm": lambda: Apply(_flat, nn.LayerNorm(WIDTH)),
     "lstm": lambda: Apply(_recurrent, nn.LSTM(WIDTH, WIDTH, batch_first=True)),
-    "gru": lambda: Apply(_recurrent, nn.GRU(WIDTH, WIDTH // 2, bidirectional=True, batch_first=True)),
+    "gru": lambda: Apply(
+        _recurrent, nn.GRU(WIDTH, WIDTH // 2, bidirectional=True, batch_first=True)
+    ),
     "rnn, tokens first": lambda: Apply(_recurrent_tokens_first, nn.RNN(WIDTH, WIDTH)),
     "packed lstm": lambda: Apply(_packed, nn.LSTM(WIDTH, WIDTH, batch_first=True)),
     "attention": lambda: Apply(_attention, nn.MultiheadAttention(WIDTH, 2, batch_first=True)),
@@ -366,7 +376,10 @@ MIXING: dict[str, Part] = {
     "straight through": lambda: Apply(_straight_through),
     "hook": lambda: Apply(_hooked, linear()),
     "own backward": lambda: Apply(lambda x, layer: RoundTrip.apply(layer(x)), linear()),
-    "attention over the batch": lambda: Apply(_attention_over_batch, nn.MultiheadAttention(WIDTH, 2)),
+    "attention over the batch": lambda: Apply(_attention, nn.MultiheadAttention(WIDTH, 2)),
+    "ghost batches": lambda: Apply(_ghost_batches),
+    "capacity": lambda: Apply(_capacity, linear()),
+    "many examples": lambda: Apply(lambda x: x - float(len(x) > 4) * x.mean(0)),
     "lstm over the batch": lambda: Apply(_recurrent, nn.LSTM(WIDTH, WIDTH)),
 }  # fmt: skip
 
@@ -387,8 +400,14 @@ class Model(nn.Module):
     """Tokens or vectors, parts one after the other, classes; in one of several forms."""
 
     def __init__(
-        self, words: bool, parts: list[nn.Module], pool: str | None, tied: bool, form: str, classes: int
-    ) -> None:  # fmt: skip
+        self,
+        words: bool,
+        parts: list[nn.Module],
+        pool: str | None,
+        form: str,
+        classes: int,
+        tied: bool = False,
+    ) -> None:
         super().__init__()
         self.enter: nn.Module = nn.Embedding(classes, WIDTH) if words else nn.Linear(3, WIDTH)
         self.parts, self.pool, self.form = nn.Sequential(*parts), pool, form
