@@ -8,7 +8,7 @@ from scipy.special import ndtr
 
 import privagrad as pg
 from privagrad.accounting import _calibrated
-from privagrad.events import fixed_size_profile
+from privagrad.privacy_loss import fixed_size_tails
 from privagrad.sampling import SAMPLINGS
 
 SETTINGS = [
@@ -36,20 +36,23 @@ def test_calibration_ends_on_the_safe_side_and_close(setting, sampling):
     assert pg.PrivacyPlan((noisier,)).epsilon(setting["delta"]) > 1.2 * setting["epsilon"]
 
 
+@pytest.mark.parametrize("relation", ["ADD_OR_REMOVE_ONE", "REPLACE_SPECIAL"])
 @pytest.mark.parametrize("setting", SETTINGS, ids=str)
-def test_poisson_agrees_with_dp_accounting(setting):
+def test_poisson_agrees_with_dp_accounting(setting, relation):
     import dp_accounting
     from dp_accounting.pld import PLDAccountant
 
     plan = pg.PrivacyPlan.calibrate(**setting)
-    accountant = PLDAccountant(value_discretization_interval=2e-5)
+    relation = dp_accounting.NeighboringRelation[relation]
+    interval = min(1e-4, 2e-4 * setting["epsilon"])
+    accountant = PLDAccountant(relation, value_discretization_interval=interval)
     rate = setting["batch_size"] / setting["n_examples"]
     gaussian = dp_accounting.GaussianDpEvent(plan.noise_multiplier)
     sampled = dp_accounting.PoissonSampledDpEvent(rate, gaussian) if rate < 1 else gaussian
     accountant.compose(sampled, setting["steps"])
     expected = accountant.get_epsilon(setting["delta"])
     assert plan.epsilon(setting["delta"]) == pytest.approx(expected, rel=2e-3)
-    assert plan.relation == "add-or-remove-one"
+    assert plan.relation == "zero-out"
 
 
 @pytest.mark.parametrize("count", [1, 30])
@@ -121,6 +124,12 @@ def test_fixed_sizes_cost_more_than_poisson(setting):
         assert poisson < once < often
 
 
+def fixed_size_profile(event: pg.GaussianEvent, epsilons: np.ndarray) -> np.ndarray:
+    """δ(ε) = P(L > ε) - e^ε Q(L > ε)."""
+    upper, lower = fixed_size_tails(event, 1e-20).of(epsilons)
+    return np.asarray(upper - np.exp(epsilons) * lower)
+
+
 def test_the_profile_is_a_dominating_pairs():
     """δ(-∞) = 1, decreasing, convex in e^ε, and H_α(P‖Q) = 1 - α + α H_{1/α}(P‖Q)."""
     for sampling in ("with_replacement", "without_replacement"):
@@ -168,6 +177,16 @@ def test_relations_do_not_mix():
         pg.PrivacyPlan(tuple(mixed))
 
 
+def test_relations_have_one_name_and_a_former_one():
+    assert pg.PrivacyPlan((pg.GaussianEvent(1.0),)).relation == "zero-out"
+    old = pg.GaussianEvent(1.0, under="add-or-remove-one")  # type: ignore[arg-type]
+    assert old == pg.GaussianEvent(1.0, under="zero-out")
+    with pytest.raises(ValueError, match="zero-out, replace-one"):
+        pg.GaussianEvent(1.0, under="replace-two")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"under='zero-out' or None with sampling='poisson'"):
+        pg.GaussianEvent(1.0, 1, "poisson", 10, 2, under="replace-one")
+
+
 def test_repeated_calibration_is_cached():
     pg.PrivacyPlan.calibrate(**SETTINGS[0])
     hits = _calibrated.cache_info().hits
@@ -182,12 +201,11 @@ def test_there_is_noise_even_where_delta_alone_would_pay():
     assert plan.epsilon(1e-4) <= 1.0
 
 
-def test_stopping_early_costs_less():
+def test_fewer_steps_that_are_planned_cost_less():
     plan = pg.PrivacyPlan.calibrate(**SETTINGS[0])
-    assert plan.stopped_after(0).epsilon(1e-5) == 0.0
-    half = plan.stopped_after(500)
-    assert half.events[-1].count == 500
+    half = pg.PrivacyPlan((replace(plan.events[-1], count=500),))
     assert half.epsilon(1e-5) < 0.8 * plan.epsilon(1e-5)
+    assert pg.PrivacyPlan(()).epsilon(1e-5) == pg.PrivacyPlan(()).delta(1.0) == 0.0
 
 
 @pytest.mark.parametrize(

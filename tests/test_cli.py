@@ -179,6 +179,16 @@ def test_a_run_beyond_the_budget_is_refused_before_anything_is_read(book, monkey
     assert book.account("people").spent > 0.93
 
 
+def test_a_copy_of_the_rows_is_no_table_to_test_on(book):
+    people(Path("people.csv"))
+    Path("schema.toml").write_text(SCHEMA)
+    Path("held-out.csv").write_bytes(Path("people.csv").read_bytes())
+    command = ("fit", "people.csv", "--schema", "schema.toml", "-e", 1, "-o", "m.model")
+    refused = run(*command, "--test", "held-out.csv", code=2).output
+    assert "Expected another table to test on" in " ".join(refused.split())
+    assert not Path("m.model").exists()
+
+
 def test_a_dry_run_shows_everything_and_spends_nothing(book):
     people(Path("people.csv"))
     Path("schema.toml").write_text(SCHEMA)

@@ -1,11 +1,12 @@
 """A fit and its budget: what is released is reserved first, whenever the process is killed."""
 
+import gc
+import hashlib
 import multiprocessing
 import os
 import sqlite3
-import subprocess
+import stat
 import sys
-import textwrap
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,10 +20,9 @@ from privagrad.fitting import Wish, fingerprint, prepare, run
 from privagrad.ledger import BudgetError, Ledger
 from privagrad.linear import Choices
 from privagrad.mechanism import GaussianSum
-from privagrad.models import load_model
+from privagrad.models import load_model, save_model
 from privagrad.schema import Column, Schema
-
-KILLS = int(os.environ.get("PRIVAGRAD_KILLS", "20"))
+from tests import killing
 
 
 def libsvm(path: Path, n: int = 800) -> Path:
@@ -84,7 +84,119 @@ def test_a_fit_that_fails_stays_charged(tmp_path, monkeypatch):
     with pytest.raises(OSError, match="no space"):
         run(job, tmp_path / "m.model", False)
     [entry] = ledger.account("rows").runs
-    assert (entry.state, entry.events) == ("reserved", job.events)
+    assert (entry.state, entry.events) == ("finished", job.events)
+
+
+def test_a_run_that_was_given_back_while_alive_saves_no_model(tmp_path, monkeypatch):
+    """Whenever it is given back, the run ends charged, and nobody gets its results."""
+    for name in ("first release", "last release"):
+        ledger = Ledger(tmp_path / f"{name}.db")
+        ledger.create("rows", 2.0, 1e-5)
+        job = prepare(wish(tmp_path, dataset="rows", ledger=ledger))
+        real, count = GaussianSum.release, 0
+        last = sum(event.count for event in job.events)
+        when = 1 if name == "first release" else last
+
+        def release(self, *arguments, real=real, when=when, ledger=ledger):
+            nonlocal count
+            count += 1
+            if count == when:
+                [entry] = ledger.account("rows").runs
+                ledger.release(entry.name, "taken for dead")
+            return real(self, *arguments)
+
+        with monkeypatch.context() as patched:
+            patched.setattr(GaussianSum, "release", release)
+            with pytest.raises(BudgetError, match="given back"):
+                run(job, tmp_path / "m.model", False)
+        assert not (tmp_path / "m.model").exists()
+        [entry] = ledger.account("rows").runs
+        assert (entry.state, entry.events) == ("finished", job.events)
+
+
+def test_a_finished_run_cannot_be_given_back_while_its_model_is_saved(tmp_path, monkeypatch):
+    ledger = Ledger(tmp_path / "ledger.db")
+    ledger.create("rows", 2.0, 1e-5)
+    job = prepare(wish(tmp_path, dataset="rows", ledger=ledger))
+
+    def save(model, path):
+        with pytest.raises(ValueError, match="finished"):
+            ledger.release(model.made["run"], "taken for dead")
+        save_model(model, path)
+
+    monkeypatch.setattr("privagrad.fitting.runs.save_model", save)
+    run(job, tmp_path / "m.model", False)
+    assert load_model(tmp_path / "m.model").made["run"] == ledger.account("rows").runs[0].name
+
+
+@pytest.mark.parametrize("ending", ["libsvm", "csv", "parquet"])
+def test_the_rows_that_are_fitted_are_those_of_the_fingerprint(tmp_path, monkeypatch, ending):
+    """The file is exchanged as soon as its fingerprint is known; nothing of it is read any more."""
+    path = tmp_path / f"rows.{ending}"
+    table = pl.DataFrame({"x": np.linspace(-1, 1, 600), "y": np.linspace(0, 1, 600)})
+
+    def write(frame):
+        if ending == "libsvm":
+            path.write_text("\n".join(f"{y} 1:{x}" for x, y in frame.iter_rows()))
+        elif ending == "csv":
+            frame.write_csv(path)
+        else:
+            frame.write_parquet(path)
+
+    write(table)
+    ledger = Ledger(tmp_path / "ledger.db")
+    ledger.create("rows", 2.0, 1e-5, fingerprint(path))
+    real = hashlib.file_digest
+
+    def then_exchanged(*arguments):
+        found = real(*arguments)
+        write(table.head(7))
+        return found
+
+    monkeypatch.setattr(hashlib, "file_digest", then_exchanged)
+    target = None if ending == "libsvm" else "y"
+    asked = Wish(path, target, 1.0, loss="huber", dataset="rows", ledger=ledger)
+    job = prepare(asked)
+    assert job.n == 600
+    copy = job.wish.table
+    assert run(job, tmp_path / "m.model", False).made["rows"] == 600
+    assert not copy.exists()
+    assert path.exists()
+    with pytest.raises(ValueError, match="other content"):
+        prepare(asked)
+
+
+def test_copies_of_rows_do_not_outlive_a_job(tmp_path):
+    ledger = Ledger(tmp_path / "ledger.db")
+    asked = wish(tmp_path, dataset="rows", ledger=ledger)
+    ledger.create("rows", 2.0, 1e-5, fingerprint(asked.table))
+    job = prepare(asked)
+    folder = job.wish.table.parent
+    assert folder != tmp_path
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    del job
+    gc.collect()
+    assert not folder.exists()
+
+
+def test_content_with_a_budget_is_paid_by_no_other_one(tmp_path):
+    ledger = Ledger(tmp_path / "ledger.db")
+    asked = wish(tmp_path, dataset="rows", ledger=ledger)
+    ledger.create("rows", 2.0, 1e-5, fingerprint(asked.table))
+    ledger.create("unmarked", 2.0, 1e-5)
+    with pytest.raises(ValueError, match=r"'unmarked' beside 'rows'.* --dataset rows"):
+        prepare(replace(asked, dataset="unmarked"))
+    prepare(asked)
+    # Version 0.1.0 could open two budgets for one content.
+    with sqlite3.connect(ledger.path) as db:
+        db.execute(
+            "INSERT INTO datasets SELECT 'twin', at, user, epsilon, delta, fingerprint "
+            "FROM datasets WHERE name = 'rows'"
+        )
+    db.close()
+    for name in ("rows", "twin"):
+        with pytest.raises(ValueError, match="only budget"):
+            prepare(replace(asked, dataset=name))
 
 
 def test_budgets_that_change_between_plan_and_run_are_seen(tmp_path):
@@ -96,6 +208,22 @@ def test_budgets_that_change_between_plan_and_run_are_seen(tmp_path):
         run(job, tmp_path / "m.model", False)
     assert not (tmp_path / "m.model").exists()
     assert len(ledger.account("rows").runs) == 1
+
+
+@pytest.mark.filterwarnings("ignore:800 rows are few")
+def test_what_a_refusal_says_would_fit_does_fit(tmp_path):
+    """Also for runs on small batches, which cost more as later runs than a Gaussian query does."""
+    ledger = Ledger(tmp_path / "ledger.db")
+    ledger.create("rows", 1.0, 1e-5)
+    ledger.reserve("rows", [GaussianEvent(9.0)], "someone else")
+    asked = wish(tmp_path, 0.75, dataset="rows", ledger=ledger)
+    asked = replace(asked, choices=Choices(steps=20, batch_size=8))
+    with pytest.raises(BudgetError) as refused:
+        run(prepare(asked), tmp_path / "m.model", False)
+    largest = float(str(refused.value).split("that fits is about ")[1].split(". ")[0])
+    assert largest > 0.7
+    run(prepare(replace(asked, epsilon=largest)), tmp_path / "m.model", False)
+    assert 0.95 < ledger.account("rows").spent <= 1.0
 
 
 def test_rare_labels_and_blanks_teach_nothing(tmp_path):
@@ -165,69 +293,45 @@ def test_fits_race_for_one_budget(tmp_path):
     assert len(account.runs) == codes.count(0) == len(list(tmp_path.glob("*.model")))
 
 
-KILLER = textwrap.dedent(
-    """
-    import os, random, signal, sys, time
-    from pathlib import Path
-    from privagrad.fitting import Wish, prepare, run
-    from privagrad.ledger import Ledger
-    from privagrad.linear import Choices
-    from privagrad.mechanism import GaussianSum
-
-    folder, kills = Path(sys.argv[1]), int(sys.argv[2])
-    ledger = Ledger(folder / "ledger.db")
-    wish = Wish(folder / "rows.libsvm", None, 0.05, classes=("-1", "1"),
-                choices=Choices(steps=20), dataset="rows", ledger=ledger)
-    real = GaussianSum.release
-
-    def fit(number):
-        made = os.open(folder / f"{number}.released", os.O_CREAT | os.O_WRONLY | os.O_APPEND)
-
-        def told(self, *arguments):
-            os.write(made, b"r")
-            return real(self, *arguments)
-
-        GaussianSum.release = told
-        run(prepare(wish), folder / f"{number}.model", False)
-
-    # Compiled and calibrated once, so that the children are quick; no threads before a fork.
-    ledger.account("rows")
-    prepare(wish)
-    run(prepare(wish), folder / "first.model", False)
-    generator = random.Random(0)
-    longest = 0.6
-    for number in range(kills):
-        child = os.fork()
-        if child == 0:
-            fit(number)
-            os._exit(0)
-        time.sleep(generator.uniform(0, longest))
-        os.kill(child, signal.SIGKILL)
-        os.waitpid(child, 0)
-    """
-)
-
-
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="kills forked processes")
 def test_killed_at_any_moment_nothing_is_forgotten(tmp_path):
-    """SIGKILL at random moments of reading, reserving, training and saving."""
-    ledger = Ledger(tmp_path / "ledger.db")
-    ledger.create("rows", 50.0, 1e-5)
-    libsvm(tmp_path / "rows.libsvm")
-    subprocess.run([sys.executable, "-c", KILLER, str(tmp_path), str(KILLS)], check=True)
-    releasing = [p for p in tmp_path.glob("*.released") if p.stat().st_size]
-    models = list(tmp_path.glob("*.model"))
-    for path in models:
-        load_model(path)
-    account = ledger.account("rows")
-    charged = {load_model(path).made["run"] for path in models}
-    assert charged <= {entry.name for entry in account.runs}
-    # Whoever released anything had reserved all of it; the first fit was not killed.
-    assert len(account.runs) >= len(releasing) + 1
-    whole = account.runs[0].events
-    assert all(entry.events == whole for entry in account.runs)
-    assert 0 < len(releasing) < KILLS, "kills came too early or too late"
-    assert len(models) - 1 < KILLS
-    db = sqlite3.connect(tmp_path / "ledger.db")
-    assert db.execute("PRAGMA integrity_check").fetchone()[0] == "ok"
-    db.close()
+    """SIGKILL before and after every statement, release and write between reading and saving."""
+    template = tmp_path / "template"
+    template.mkdir()
+    libsvm(template / "rows.libsvm", 800)
+    killing.made_ledger(template)
+    planned = prepare(killing.wish(template)).events
+    seen = set()
+    folders = killing.kill_everywhere("fit", template, tmp_path / "out")
+    for folder in folders:
+        ledger, model = Ledger(folder / "ledger.db"), folder / "rows.model"
+        assert killing.ledger_is_intact(ledger.path)
+        runs = ledger.account("rows").runs
+        state = runs[0].state if runs else "nothing"
+        assert len(runs) <= 1
+        assert all(entry.events == planned for entry in runs)
+        if (folder / "released").exists():
+            assert runs
+        if model.exists():
+            assert state == "finished"
+            assert load_model(model).made["run"] == runs[0].name
+        found = (state, (folder / "released").exists(), model.exists())
+        if found not in seen:  # whoever comes next finds a ledger that works
+            ledger.reserve("rows", [GaussianEvent(20.0)], "the next one")
+        seen.add(found)
+    assert seen == {
+        ("nothing", False, False),
+        ("reserved", False, False),
+        ("reserved", True, False),
+        ("finished", True, False),
+        ("finished", True, True),
+    }
+    names = {folder.name.split(" ", 1)[1] for folder in folders}
+    assert names >= {
+        f"{when} {what}"
+        for when in ("before", "after")
+        for what in (
+            "BEGIN IMMEDIATE", "INSERT INTO history", "COMMIT", "release", "writestr", "fsync",
+            "replace", "save_model", "read_libsvm", "copyfile", "file_digest", "rmtree",
+        )
+    }  # fmt: skip

@@ -5,12 +5,7 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
-import random
-import signal
 import sqlite3
-import subprocess
-import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,6 +14,7 @@ import pytest
 from privagrad.accounting import PrivacyPlan
 from privagrad.events import GaussianEvent, ObjectiveEvent, SelectEvent
 from privagrad.ledger import BudgetError, Ledger, as_json, default_path, from_json, merged
+from tests import killing
 
 QUERY = GaussianEvent(8.0, 1, purpose="moments")
 TRAINING = GaussianEvent(2.0, 50, "poisson", 10_000, 100, "gradients")
@@ -35,9 +31,11 @@ def test_spending_is_composed_not_added(ledger: Ledger) -> None:
     for _ in range(3):
         ledger.finish(ledger.reserve("adult", [QUERY, TRAINING], "a fit"), [QUERY, TRAINING])
     one = PrivacyPlan((QUERY, TRAINING)).epsilon(1e-5)
-    expected = PrivacyPlan((replace(QUERY, count=3), replace(TRAINING, count=150))).epsilon(1e-5)
-    assert Ledger(ledger.path).account("adult").spent == pytest.approx(expected, rel=1e-9)
-    assert expected < 0.8 * 3 * one
+    fixed = PrivacyPlan((replace(QUERY, count=3), replace(TRAINING, count=150))).epsilon(1e-5)
+    spent = Ledger(ledger.path).account("adult").spent
+    # A little more than the composition of runs that were fixed beforehand.
+    assert fixed < spent < 1.04 * fixed
+    assert spent < 0.8 * 3 * one
 
 
 def test_a_run_that_would_pass_the_total_is_refused_and_costs_nothing(ledger: Ledger) -> None:
@@ -77,6 +75,32 @@ def test_a_dead_run_is_given_back_only_with_a_reason(ledger: Ledger) -> None:
     assert states[1] == ("released", "the machine died before the first release")
 
 
+def test_a_run_that_was_given_back_while_alive_is_charged_when_it_finishes(ledger: Ledger) -> None:
+    run = ledger.reserve("adult", [TRAINING], "a fit")
+    ledger.release(run, "taken for dead")
+    assert ledger.account("adult").spent == 0
+    with pytest.raises(BudgetError, match="given back"):
+        ledger.finish(run, [TRAINING])
+    assert ledger.account("adult").spent == PrivacyPlan((TRAINING,)).epsilon(1e-5)
+    assert [entry.state for entry in ledger.history("adult")] == [
+        "reserved", "released", "finished",
+    ]  # fmt: skip
+    for again in (lambda: ledger.finish(run, []), lambda: ledger.release(run, "once more")):
+        with pytest.raises(ValueError, match="finished"):
+            again()
+    assert ledger.account("adult").spent > 0
+
+
+def test_one_content_has_one_budget(ledger: Ledger) -> None:
+    ledger.create("people", 1.0, 1e-5, "sha256:abc")
+    with pytest.raises(ValueError, match=r"'people' in .* the same content"):
+        ledger.create("people again", 1.0, 1e-5, "sha256:abc")
+    ledger.create("others", 1.0, 1e-5, "sha256:def")
+    ledger.create("unmarked", 1.0, 1e-5)  # like "adult": no content is known of either
+    assert ledger.names() == ["adult", "others", "people", "unmarked"]
+    assert ledger.owners("sha256:abc") == ["people"]
+
+
 def test_the_history_cannot_be_changed(ledger: Ledger) -> None:
     ledger.reserve("adult", [QUERY], "a fit")
     db = sqlite3.connect(ledger.path)
@@ -101,6 +125,39 @@ def test_events_survive_the_file(event: GaussianEvent) -> None:
 
 def test_equal_releases_are_merged() -> None:
     assert merged([QUERY, TRAINING, QUERY]) == (replace(QUERY, count=2), TRAINING)
+
+
+def test_merged_runs_are_charged_as_separate_ones(tmp_path: Path) -> None:
+    """Fifty equal searches cost what fifty searches cost, not what one does."""
+    ledger = Ledger(tmp_path / "ledger.db")
+    ledger.create("adult", 20.0, 1e-5)
+    search = SelectEvent((replace(QUERY, noise_multiplier=60.0), TRAINING), 10.0)
+    for _ in range(50):
+        ledger.finish(ledger.reserve("adult", [search], "a search"), [search])
+    account = ledger.account("adult")
+    assert account.events == (replace(search, count=50),)
+    apart = PrivacyPlan((search,) * 50).epsilon(1e-5)
+    assert account.spent == pytest.approx(apart, rel=1e-12)
+    assert account.spent > 5 * PrivacyPlan((search,)).epsilon(1e-5)
+
+
+def test_a_ledger_that_says_add_or_remove_one_keeps_its_meaning(ledger: Ledger) -> None:
+    """Version 0.1.0 wrote that name for zero-out: the events and what they cost are the same."""
+    event = replace(QUERY, under="zero-out")
+    run = ledger.reserve("adult", [event], "a fit")
+    stored = json.dumps([as_json(event)]).replace("zero-out", "add-or-remove-one")
+    assert "add-or-remove-one" in stored
+    with sqlite3.connect(ledger.path) as db:
+        db.execute(
+            "INSERT INTO history (at, user, dataset, run, state, note, events) "
+            "VALUES ('2025-01-01', 'someone', 'adult', 'old', 'finished', '', ?)",
+            (stored,),
+        )
+    account = ledger.account("adult")
+    assert [r.events for r in account.runs] == [(event,), (event,)]
+    assert account.events == (replace(event, count=2),)
+    assert account.spent == PrivacyPlan((replace(event, count=2),)).epsilon(1e-5)
+    ledger.finish(run, [event])
 
 
 def test_the_largest_epsilon_that_fits(ledger: Ledger) -> None:
@@ -161,44 +218,24 @@ def test_eight_processes_never_overspend_together(ledger: Ledger) -> None:
     )
 
 
-_WORKER = """
-import sys, time
-from pathlib import Path
-from privagrad.events import GaussianEvent
-from privagrad.ledger import Ledger
-ledger, released = Ledger(sys.argv[1]), Path(sys.argv[2])
-event = GaussianEvent(200.0, 1, purpose="a release")
-ledger.account("adult").spent_with([event])
-print("ready", flush=True)
-while True:
-    run = ledger.reserve("adult", [event], "a run")
-    with released.open("a") as file:
-        file.write(run + "\\n")
-    ledger.finish(run, [event])
-"""
-
-
-def test_a_killed_process_leaves_every_release_in_the_ledger(
-    ledger: Ledger, tmp_path: Path
-) -> None:
-    released = tmp_path / "released.txt"
-    generator = random.Random(0)
-    for _ in range(6):
-        worker = subprocess.Popen(
-            [sys.executable, "-c", _WORKER, str(ledger.path), str(released)],
-            stdout=subprocess.PIPE,
-        )
-        assert worker.stdout is not None
-        worker.stdout.readline()
-        time.sleep(generator.uniform(0.0, 0.4))
-        os.kill(worker.pid, signal.SIGKILL)
-        worker.wait()
-        worker.stdout.close()
-    runs = {run.name: run for run in ledger.account("adult").runs}
-    made = released.read_text().splitlines()
-    for name in made:
-        assert runs[name].events == (GaussianEvent(200.0, 1, purpose="a release"),)
-    assert len(runs) >= len(made) > 0
-    db = sqlite3.connect(ledger.path)
-    assert db.execute("PRAGMA integrity_check").fetchone()[0] == "ok"
-    db.close()
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="kills forked processes")
+def test_a_killed_process_leaves_every_release_in_the_ledger(tmp_path: Path) -> None:
+    """SIGKILL before and after every statement, from the making of the file on."""
+    (template := tmp_path / "template").mkdir()
+    seen = set()
+    for folder in killing.kill_everywhere("keep_account", template, tmp_path / "out"):
+        ledger, states = Ledger(folder / "new.db"), []
+        if not ledger.names():
+            ledger.create("rows", 2.0, 1e-5)
+        assert killing.ledger_is_intact(ledger.path)
+        for entry in ledger.account("rows").runs:
+            assert entry.events == (() if entry.state == "released" else (killing.EVENT,))
+            states.append(entry.state)
+        if (released := folder / "released").exists():
+            assert released.read_text() == ledger.account("rows").runs[0].name
+        if tuple(states) not in seen:  # whoever comes next finds a ledger that works
+            ledger.reserve("rows", [QUERY], "the next one")
+        seen.add(tuple(states))
+    assert seen == {
+        (), ("reserved",), ("finished",), ("finished", "reserved"), ("finished", "released"),
+    }  # fmt: skip

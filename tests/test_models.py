@@ -39,6 +39,18 @@ def test_a_model_reads_back(tmp_path):
     assert [p.name for p in tmp_path.iterdir()] == ["m.model"]
 
 
+def test_a_model_that_says_add_or_remove_one_keeps_its_meaning(tmp_path):
+    """Version 0.1.0 wrote that name for zero-out."""
+    path, old = tmp_path / "m.model", model()
+    old.privacy["relation"] = "add-or-remove-one"
+    save_model(old, path)
+    assert load_model(path).privacy == {**old.privacy, "relation": "zero-out"}
+    old.privacy["relation"] = "two-rows"
+    save_model(old, path)
+    with pytest.raises(ValueError, match="zero-out, replace-one"):
+        load_model(path)
+
+
 def test_predictions():
     X = np.array([[1.0, 0, 0], [0, 1, 0], [-5.0, 0, 1]])
     two = replace(model(), coef=np.array([[1.0, -1.0, 0.0]]), intercept=np.array([0.5]))

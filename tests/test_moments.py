@@ -117,7 +117,7 @@ def test_every_release_has_the_noise_its_event_names():
     """What a release gives, less what it was handed, is its noise."""
     source = random_source(0)
     shares = (*moments.COLUMNS, *moments.BOUNDED_COLUMNS, *moments.NORMS)
-    events = queries.query_events(shares, 1.0, 1e-4, "add-or-remove-one")
+    events = queries.query_events(shares, 1.0, 1e-4, "zero-out")
     rows = rows_of(np.random.default_rng(0).normal(5, 1, (60, 300)))
     with recorded() as made:
         moments.private_columns(rows, events[:4], source, always=True)
@@ -159,7 +159,7 @@ def test_the_queries_have_the_noise_that_the_report_names(sampling):
     assert pg.PrivacyPlan(events[1:]).epsilon(1e-4) < 0.99 * result.privacy.epsilon
 
 
-@pytest.mark.parametrize("relation", ["add-or-remove-one", "replace-one"])
+@pytest.mark.parametrize("relation", ["zero-out", "replace-one"])
 @pytest.mark.parametrize("shares", [moments.SCALES, moments.COLUMNS, moments.NORMS], ids=len)
 def test_a_part_of_the_budget_costs_its_part_alone(shares, relation):
     events = queries.query_events(shares, 1.0, 1e-5, relation)
@@ -179,7 +179,7 @@ def test_scales_are_found_at_epsilon_one_whatever_the_units(units, layout):
         factor = 10.0 ** np.random.default_rng(1).uniform(-6, 6, sigma.size)
         X, sigma = X * factor, sigma * factor
     rows = as_rows(csr_array(X) if layout == "csr" else X)
-    events = queries.query_events(moments.SCALES, 1.0, 1e-5, "add-or-remove-one")
+    events = queries.query_events(moments.SCALES, 1.0, 1e-5, "zero-out")
     for seed in range(3):
         estimated = np.sqrt(moments.private_moments(rows, events, random_source(seed)))
         assert np.abs(np.log2(estimated / sigma)).max() < 1
@@ -189,7 +189,7 @@ def test_sparse_columns_get_their_frequencies():
     rng = np.random.default_rng(0)
     rate = np.geomspace(0.5, 0.02, 40)
     X = csr_array((rng.uniform(size=(20_000, 40)) < rate).astype(float))
-    events = queries.query_events(moments.SCALES, 1.0, 1e-6, "add-or-remove-one")
+    events = queries.query_events(moments.SCALES, 1.0, 1e-6, "zero-out")
     estimated = moments.private_moments(as_rows(X), events, random_source(0))
     off = np.abs(np.log2(estimated / rate))
     assert off[rate > 0.1].max() < 1
@@ -197,7 +197,7 @@ def test_sparse_columns_get_their_frequencies():
 
 
 def test_nothing_to_see_gives_something_positive():
-    events = queries.query_events(moments.SCALES, 0.1, 1e-3, "add-or-remove-one")
+    events = queries.query_events(moments.SCALES, 0.1, 1e-3, "zero-out")
     for X in (np.zeros((50, 3)), np.full((50, 3), np.nan), np.ones((1, 1))):
         estimated = moments.private_moments(as_rows(X), events, random_source(0))
         assert np.isfinite(estimated).all()
@@ -205,7 +205,7 @@ def test_nothing_to_see_gives_something_positive():
 
 
 def columns_at_epsilon_one(X, layout="dense", seed=0):
-    events = queries.query_events(moments.COLUMNS, 1.0, 1e-6, "add-or-remove-one")
+    events = queries.query_events(moments.COLUMNS, 1.0, 1e-6, "zero-out")
     return moments.private_columns(rows_of(X, layout), events, random_source(seed))
 
 
@@ -272,18 +272,18 @@ def test_only_what_is_centred_is_asked_about_twice():
     rng = np.random.default_rng(0)
     X = rng.normal(0, 1, (2000, 3))
     for offset, always, releases in ((0.0, False, 2), (9.0, False, 4), (0.0, True, 4)):
-        events = queries.query_events(moments.COLUMNS, 4.0, 1e-5, "add-or-remove-one")
+        events = queries.query_events(moments.COLUMNS, 4.0, 1e-5, "zero-out")
         with recorded() as made:
             found = moments.private_columns(rows_of(X + offset), events, random_source(0), always)
         assert len(made) == releases
         assert bool(found.centre.all()) == (releases == 4)
-    events = queries.query_events(moments.SCALES, 4.0, 1e-5, "add-or-remove-one")
+    events = queries.query_events(moments.SCALES, 4.0, 1e-5, "zero-out")
     assert not moments.private_columns(rows_of(X + 9.0), events, random_source(0)).centre.any()
 
 
 def test_strange_columns_give_something_finite_and_positive():
-    events = queries.query_events(moments.COLUMNS, 0.1, 1e-3, "add-or-remove-one")
-    bound = queries.query_events(moments.BOUNDED_COLUMNS, 0.1, 1e-3, "add-or-remove-one")[0]
+    events = queries.query_events(moments.COLUMNS, 0.1, 1e-3, "zero-out")
+    bound = queries.query_events(moments.BOUNDED_COLUMNS, 0.1, 1e-3, "zero-out")[0]
     for X in (np.zeros((50, 3)), np.full((50, 3), np.nan), np.ones((1, 3)), np.full((9, 3), 1e300)):
         rows = rows_of(X)
         for found in (
@@ -306,7 +306,7 @@ def test_public_bounds_replace_three_of_four_releases(layout):
          rng.uniform(-3, 3, n), np.full(n, 5.0)]
     )  # fmt: skip
     low, high = np.array([10, 0, 0, -3, 5.0]), np.array([20, 1, 100, 3, 5.0])
-    event = queries.query_events(moments.BOUNDED_COLUMNS, 1.0, 1e-6, "add-or-remove-one")[0]
+    event = queries.query_events(moments.BOUNDED_COLUMNS, 1.0, 1e-6, "zero-out")[0]
     with recorded() as made:
         found = moments.bounded_columns(rows_of(X, layout), low, high, event, random_source(0))
     assert [query.noise_multiplier for query, _, _ in made] == [event.noise_multiplier]
@@ -352,7 +352,7 @@ def test_the_private_norm_is_a_quantile_up_to_an_eighth_of_an_octave_or_two(layo
     X[rng.uniform(size=X.shape) < 0.3] = 0.0
     scale = np.geomspace(1, 1e-4, 20)
     truth = np.quantile(np.sqrt(np.square(X) @ scale), quantile)
-    (event,) = queries.query_events(moments.NORMS, 1.0, 1e-6, "add-or-remove-one")
+    (event,) = queries.query_events(moments.NORMS, 1.0, 1e-6, "zero-out")
     for seed in range(3):
         found = queries.private_norm(
             rows_of(X, layout), scale, event.noise_multiplier, random_source(seed), quantile

@@ -1,8 +1,9 @@
 """How much privacy a run costs: plans made before it, reports that travel with its result.
 
 Every release is a sum of vectors of norm at most 1 plus Gaussian noise, over all rows or over a
-sample of them: a `GaussianEvent`. Privacy loss distributions (PLD) of the events, taken from
-dp-accounting, are composed; all discretisation errs on the side of a larger epsilon.
+sample of them: a `GaussianEvent`. Releases over all rows compose in closed form. Others compose as
+privacy loss distributions (PLD); discretisation and rounding err on the side of a larger epsilon.
+Selections are composed by dp-accounting's Rényi accountant.
 """
 
 from __future__ import annotations
@@ -11,42 +12,40 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from privagrad import _validate
-from privagrad.events import (
-    TAIL,
-    Event,
-    GaussianEvent,
-    ObjectiveEvent,
-    Relation,
-    Release,
-    SelectEvent,
-    fixed_size_profile,
-    objective_losses,
-)
+from privagrad._validate import Vector
+from privagrad.composition import Composition, gaussian_delta, gaussian_epsilon
+from privagrad.events import Event, GaussianEvent, Relation, Release, SelectEvent
+from privagrad.privacy_loss import loss_tails, on_grid
 from privagrad.sampling import Sampling
 
-if TYPE_CHECKING:
-    from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
-
-ACCOUNTANT = "PLD (dp-accounting)"
+ACCOUNTANT = "PLD"
 RENYI_ACCOUNTANT = "RDP (dp-accounting)"
 
 _LEAST_POINTS, _COARSE_POINTS, _FINE_POINTS = 2 * 10**4, 10**5, 10**6
 _COARSE_PER_DEVIATION, _FINE_PER_DEVIATION = 4, 20
+_MOST_PER_TOTAL_DEVIATION = 2**18
 _SAFE_SIDE = 5e-4
 _MEANINGLESS = 1e6
 _LEAST_LOG_NOISE = math.log(1e-3)
+_MOST_POINTS = 2 * 10**6
+_LEFT_OUT = 1e-5
+"""Part of delta that losses at the far end may cost by counting as infinite."""
+
+_SMALLEST_DELTA = 1e-14
+"""Below that, delta(epsilon) is only rough."""
 
 
 @dataclass(frozen=True)
 class PrivacyReport:
     """What a result really cost. `seeded` True means: someone can redraw the noise, not private.
 
-    `sampling` is how the training drew its rows; None: all rows at once.
+    `sampling` is how the training drew its rows; None: all rows at once. `verified` False means:
+    the user vouches that every example's gradient depends on that example alone.
     """
 
     epsilon: float
@@ -56,6 +55,7 @@ class PrivacyReport:
     accountant: str
     events: tuple[Event, ...]
     seeded: bool
+    verified: bool = True
 
     def __str__(self) -> str:
         if not self.events:
@@ -65,6 +65,8 @@ class PrivacyReport:
             f"({self.epsilon:.4g}, {self.delta:.2g})-differential privacy, {self.relation}, "
             f"{self.sampling or 'no'} sampling, {self.accountant}: {parts}"
         )
+        if not self.verified:
+            text += "; not verified: the user vouches that examples are kept apart"
         return f"NOT PRIVATE (seeded noise); would be {text}" if self.seeded else text
 
 
@@ -74,8 +76,11 @@ class PrivacyPlan:
 
     Guarantees
     ----------
-    ``epsilon(delta)`` is an upper bound for the composition of all events, adaptively chosen or
-    not. ``calibrate`` ends on the safe side: ``plan.epsilon(delta) <= epsilon``.
+    ``epsilon(delta)`` is an upper bound for the composition of all events of this plan. What is
+    asked in each release may depend on the results of earlier ones; the events (noise, sampling,
+    counts) are fixed beforehand: a run that stops when its results say so costs its whole plan, and
+    runs that are chosen by earlier results need a filter (`privagrad.filters`). ``calibrate`` ends
+    on the safe side: ``plan.epsilon(delta) <= epsilon``.
     """
 
     events: tuple[Event, ...]
@@ -142,7 +147,7 @@ class PrivacyPlan:
 
     @property
     def relation(self) -> Relation:
-        return next((e.relation for e in self.events if e.relation), "add-or-remove-one")
+        return next((e.relation for e in self.events if e.relation), "zero-out")
 
     @property
     def accountant(self) -> str:
@@ -155,16 +160,18 @@ class PrivacyPlan:
 
     def delta(self, epsilon: float) -> float:
         """The composition of all events at `epsilon`."""
+        return float(self.deltas(np.array([float(epsilon)]))[0])
+
+    def deltas(self, epsilons: Vector) -> Vector:
+        """The composition of all events at several `epsilons` in ascending order."""
         releases = _releases(self.events)
         if releases is None:
-            return float(_renyi(self.events).get_delta(float(epsilon)))
-        total = _compose(releases, self.relation, fine=True)
-        return float(total.get_delta_for_epsilon(float(epsilon)))
-
-    def stopped_after(self, steps: int) -> PrivacyPlan:
-        """The plan of a training that ended early, after `steps` gradients."""
-        kept = (replace(self.events[-1], count=steps),) if steps else ()
-        return PrivacyPlan(self.events[:-1] + kept)
+            account = _renyi(self.events)
+            return np.array([float(account.get_delta(float(epsilon))) for epsilon in epsilons])
+        if not releases:
+            return np.zeros(len(epsilons))
+        total = _Total.of(releases, self.relation, _SMALLEST_DELTA, fine=True)
+        return np.array([total.delta(float(epsilon)) for epsilon in epsilons])
 
 
 def _releases(events: tuple[Event, ...]) -> tuple[Release, ...] | None:
@@ -180,7 +187,7 @@ def _epsilon(events: tuple[Event, ...], relation: Relation, delta: float, fine: 
     releases = _releases(events)
     if releases is None:
         return float(_renyi(events).get_epsilon(delta))
-    return float(_compose(releases, relation, fine).get_epsilon_for_delta(delta))
+    return _Total.of(releases, relation, delta, fine).epsilon(delta)
 
 
 @lru_cache(maxsize=256)
@@ -232,99 +239,118 @@ def _calibrated(
     return events_at(safe)
 
 
-def _compose(
-    events: tuple[Release, ...], relation: Relation, fine: bool
-) -> PrivacyLossDistribution:
-    interval = _interval(events, relation, fine)
-    total: Any = None
-    for event in events:
-        one = _loss_distribution(event, relation, interval)
-        if isinstance(event, GaussianEvent) and event.leak:
-            one = one.compose(_leak(event.leak, interval))
-        many = one.self_compose(event.count) if event.count > 1 else one
-        total = many if total is None else total.compose(many, tail_mass_truncation=1e-15)
-    return total
+@dataclass(frozen=True)
+class _Total:
+    """The composition of releases.
+
+    Attributes
+    ----------
+    mu : all Gaussian releases over all rows are one, of means `mu` standard deviations apart
+    leak : the probability that any release shows everything
+    sampled : the composition of all releases where rows are sampled, in both directions of the
+        neighbouring relation; empty where there are none
+    """
+
+    mu: float
+    leak: float
+    sampled: tuple[Composition, ...]
+
+    @classmethod
+    def of(
+        cls, events: tuple[Release, ...], relation: Relation, delta: float, fine: bool
+    ) -> _Total:
+        sensitivity = _sensitivity(relation)
+        square = log_kept = 0.0
+        sampled: dict[Release, int] = {}
+        for event in events:
+            one = replace(event, count=1, purpose="")
+            if isinstance(one, GaussianEvent):
+                log_kept += event.count * math.log1p(-one.leak)
+                one = replace(one, leak=0.0)
+            if isinstance(one, GaussianEvent) and _sees_all_rows(one):
+                square += event.count * (sensitivity / one.noise_multiplier) ** 2
+            else:
+                sampled[one] = sampled.get(one, 0) + event.count
+        mu, leak = math.sqrt(square), -math.expm1(log_kept)
+        if not sampled:
+            return cls(mu, leak, ())
+        if mu > 0:
+            sampled[GaussianEvent(sensitivity / mu)] = 1
+        tail = _LEFT_OUT * delta / sum(sampled.values())
+        directions = (True, False) if relation == "zero-out" else (True,)
+        tails = [[loss_tails(e, sensitivity, way, tail) for e in sampled] for way in directions]
+        widest = max(each.high - each.low for way in tails for each in way)
+        interval = max(_interval(sampled, sensitivity, fine), widest / _MOST_POINTS)
+        compositions = []
+        for way in tails:
+            grids = (on_grid(each, interval) for each in way)
+            parts = list(zip(grids, sampled.values(), strict=True))
+            compositions.append(Composition(parts, interval))
+        return cls(mu, leak, tuple(compositions))
+
+    def epsilon(self, delta: float) -> float:
+        left = (delta - self.leak) / (1 - self.leak)
+        if left <= 0:
+            return math.inf
+        if not self.sampled:
+            return gaussian_epsilon(left, self.mu)
+        return max(composition.epsilon(left) for composition in self.sampled)
+
+    def delta(self, epsilon: float) -> float:
+        if self.sampled:
+            found = max(composition.delta(epsilon) for composition in self.sampled)
+        else:
+            found = gaussian_delta(epsilon, self.mu)
+        return self.leak + (1 - self.leak) * found
+
+
+def _sees_all_rows(event: GaussianEvent) -> bool:
+    return event.sampling is None or (event.sampling != "with_replacement" and event.rate == 1)
+
+
+def _sensitivity(relation: Relation) -> float:
+    """How far one row moves a sum of vectors of norm at most 1."""
+    return 2.0 if relation == "replace-one" else 1.0
 
 
 def _renyi(events: tuple[Event, ...]) -> Any:
-    """The Rényi accountant after all events, under add-or-remove-one."""
-    from dp_accounting import dp_event
+    """The Rényi accountant after all events, under zero-out."""
+    from dp_accounting import NeighboringRelation, dp_event
     from dp_accounting.rdp import RdpAccountant
 
     def translated(event: Event) -> Any:
         if isinstance(event, SelectEvent):
             inner = dp_event.ComposedDpEvent([translated(e) for e in event.events])
-            return dp_event.RepeatAndSelectDpEvent(inner, event.mean, 1.0)
+            one = dp_event.RepeatAndSelectDpEvent(inner, event.mean, 1.0)
+            return dp_event.SelfComposedDpEvent(one, event.count)
         plain = isinstance(event, GaussianEvent) and event.leak == 0
-        if not plain or event.sampling not in (None, "poisson"):
+        if not plain or event.relation == "replace-one":
             raise ValueError(
-                f"Expected Gaussian releases over all rows or Poisson samples beside a selection, "
-                f"found {event}."
+                "Expected Gaussian releases over all rows or Poisson samples, under zero-out, "
+                f"beside a selection; found {event}."
             )
         one = dp_event.GaussianDpEvent(event.noise_multiplier)
         if event.sampling == "poisson":
             one = dp_event.PoissonSampledDpEvent(event.rate, one)
         return dp_event.SelfComposedDpEvent(one, event.count)
 
-    accountant = RdpAccountant()
+    accountant = RdpAccountant(neighboring_relation=NeighboringRelation.REPLACE_SPECIAL)
     for event in events:
         accountant.compose(translated(event))
     return accountant
 
 
-def _interval(events: tuple[Release, ...], relation: Relation, fine: bool) -> float:
+def _interval(events: dict[Release, int], sensitivity: float, fine: bool) -> float:
     """Discretisation whose own variance is a small part of the privacy loss's variance."""
-    sensitivity = 1.0 if relation == "add-or-remove-one" else 2.0
     variance = reach = 0.0
-    for event in events:
+    for event, count in events.items():
         mu = sensitivity / event.noise_multiplier
-        variance += event.count * event.rate**2 * math.expm1(min(mu * mu, 50.0))
+        variance += count * event.rate**2 * math.expm1(min(mu * mu, 50.0))
         reach = max(reach, mu * mu + 20 * mu)
-    deviation = math.sqrt(variance / sum(event.count for event in events))
+    deviation = math.sqrt(variance / sum(events.values()))
     per_deviation = _FINE_PER_DEVIATION if fine else _COARSE_PER_DEVIATION
     points = _FINE_POINTS if fine else _COARSE_POINTS
     coarsest = max(1e-2, reach / _LEAST_POINTS)
-    return max(min(deviation / per_deviation, coarsest), reach / points)
-
-
-def _leak(probability: float, interval: float) -> PrivacyLossDistribution:
-    """Nothing is shown, or with this probability everything."""
-    from dp_accounting.pld import pld_pmf
-    from dp_accounting.pld import privacy_loss_distribution as pld
-
-    nothing = {0: 1 - probability}
-    return pld.PrivacyLossDistribution(
-        pld_pmf.create_pmf(nothing, interval, probability, pessimistic_estimate=True)
-    )
-
-
-def _loss_distribution(
-    event: Release, relation: Relation, interval: float
-) -> PrivacyLossDistribution:
-    from dp_accounting.pld import pld_pmf
-    from dp_accounting.pld import privacy_loss_distribution as pld
-
-    if isinstance(event, ObjectiveEvent):
-        first, masses, beyond = objective_losses(event, interval)
-        losses = dict(enumerate(masses.tolist(), start=first))
-        return pld.PrivacyLossDistribution(
-            pld_pmf.create_pmf(losses, interval, beyond, pessimistic_estimate=True)
-        )
-
-    if event.sampling in (None, "poisson"):
-        return pld.from_gaussian_mechanism(
-            event.noise_multiplier,
-            sensitivity=1.0 if relation == "add-or-remove-one" else 2.0,
-            sampling_prob=event.rate,
-            value_discretization_interval=interval,
-        )
-    upper = 1
-    while fixed_size_profile(event, np.full(1, upper * interval))[0] > 10 * TAIL:
-        upper *= 2
-    # No outcome is less likely than 1 - rate times as likely under the neighbour.
-    lower = -upper
-    if event.rate < 1:
-        lower = max(lower, math.floor(math.log1p(-event.rate) / interval) - 1)
-    deltas = fixed_size_profile(event, interval * np.arange(lower, upper + 1, dtype=np.float64))
-    pmf = pld_pmf.create_pmf_pessimistic_connect_dots_fixed_gap(interval, lower, upper, deltas)
-    return pld.PrivacyLossDistribution(pmf)
+    interval = max(min(deviation / per_deviation, coarsest), reach / points)
+    total = math.sqrt(min(variance, sum(events.values()) * reach**2))
+    return max(interval, total / _MOST_PER_TOTAL_DEVIATION)

@@ -15,7 +15,7 @@ from numpy.typing import ArrayLike
 
 from privagrad import _progress, _validate
 from privagrad._validate import Vector
-from privagrad.accounting import ACCOUNTANT, PrivacyPlan, PrivacyReport
+from privagrad.accounting import PrivacyPlan, PrivacyReport
 from privagrad.domains import Domain, WholeSpace
 from privagrad.events import GaussianEvent, relation_of
 from privagrad.geometry import PROJECTIONS, Ellipsoid, Projection
@@ -107,7 +107,8 @@ def minimize(
     x0 : where to start, default the domain's point next to 0
     random_state : None for the secure source; a seed makes a run repeatable and NOT private
     callback : called as ``callback(k, x)`` after step k = 1, 2, ...; x is the loop's own array,
-        copy what you keep. A true return value ends the run.
+        copy what you keep. A true return value ends the run, which still costs its whole plan:
+        when it ends depends on the rows. For a cheaper run give fewer `steps`.
     progress : a bar: None after two seconds on a terminal, False never, True always
     threads : default all processors; the result does not depend on it
 
@@ -196,12 +197,12 @@ def train(
     drawn = _progress.track(drawn, setting.steps, method.name, progress)
     with _pool(threads) as pool:
         oracle = GradientOracle(gradients, setting, source, pool)
-        done, averages = descend(method, oracle, drawn, x, setting, callback)
+        averages = descend(method, oracle, drawn, x, setting, callback)
     return Result(
         last=x,
         average=averages[0],
         suffix_average=averages[1],
-        privacy=_report(plan, done, delta, setting.sampling, source),
+        privacy=_report(plan, delta, setting.sampling, source),
         diagnostics=oracle.diagnostics,
     )
 
@@ -213,8 +214,8 @@ def descend(
     x: Vector,
     setting: Setting,
     callback: Callback | None = None,
-) -> tuple[int, tuple[Vector, Vector]]:
-    """Move `x` in place through the batches; how many steps, the average and suffix average."""
+) -> tuple[Vector, Vector]:
+    """Move `x` in place through the batches; the average and the suffix average."""
     state = method.start(setting)
     project, halfway = setting.domain.project_into, setting.steps // 2
     total = np.zeros_like(x)
@@ -230,7 +231,7 @@ def descend(
             before, skipped = total.copy(), done
         if callback is not None and callback(done, x):
             break
-    return done, (total / done, (total - before) / (done - skipped))
+    return total / done, (total - before) / (done - skipped)
 
 
 def _known(name: object) -> str:
@@ -305,7 +306,6 @@ def _step_size(given: float | None, method: Method, domain: Domain, dim: int) ->
 
 def _report(
     plan: PrivacyPlan | None,
-    done: int,
     delta: float,
     sampling: Sampling | None,
     source: RandomSource,
@@ -313,15 +313,14 @@ def _report(
     if plan is None:
         relation = relation_of(sampling or "poisson")
         return PrivacyReport(math.inf, delta, relation, sampling, "none", (), source.seeded)
-    training = plan.events[-1]
-    spent = plan if done == training.count else plan.stopped_after(done)
+    # A run that a callback stopped costs all of it: the time of the stop depends on the releases.
     return PrivacyReport(
-        spent.epsilon(delta),
+        plan.epsilon(delta),
         delta,
         plan.relation,
-        training.sampling,
-        ACCOUNTANT,
-        spent.events,
+        plan.events[-1].sampling,
+        plan.accountant,
+        plan.events,
         source.seeded,
     )
 

@@ -1,4 +1,4 @@
-"""What is released, as values: events, their neighbouring relation, their privacy profiles."""
+"""What is released, as values: events and their neighbouring relation."""
 
 from __future__ import annotations
 
@@ -6,15 +6,18 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-import numpy as np
-
 from privagrad import _validate
-from privagrad._validate import Vector
 from privagrad.sampling import SAMPLINGS, Sampling
 
-Relation = Literal["add-or-remove-one", "replace-one"]
-TAIL = 1e-20
-"""Probability that the profiles may leave out, counted as certain loss."""
+Relation = Literal["zero-out", "replace-one"]
+"""Which tables are neighbours. The number of rows n is public and fixed under both.
+
+zero-out: one row's contribution is replaced by nothing. replace-one: by that of any other row.
+"""
+
+_RELATIONS: tuple[Relation, ...] = ("zero-out", "replace-one")
+_FORMER_NAME = "add-or-remove-one"
+"""What version 0.1.0 called zero-out: its privacy loss is the same."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +36,7 @@ class GaussianEvent:
         Public; needed where rows are sampled. `batch_size` is the expected one.
     purpose : str
         For people: "gradients", "moments", ...
-    under : {"add-or-remove-one", "replace-one"} or None
+    under : {"zero-out", "replace-one"} or None
         The neighbouring relation, where the sampling does not say it.
     leak : float
         The probability with which each release may show everything about one row.
@@ -59,6 +62,13 @@ class GaussianEvent:
         _validate.whole("batch_size", self.batch_size)
         if self.sampling is not None:
             _validate.choice("sampling", self.sampling, SAMPLINGS)
+        if self.under is not None:
+            object.__setattr__(self, "under", relation_named(self.under))
+            if self.sampling is not None and self.under != relation_of(self.sampling):
+                raise ValueError(
+                    f"Expected under={relation_of(self.sampling)!r} or None with sampling="
+                    f"{self.sampling!r}, found under={self.under!r}."
+                )
         if self.batch_size > self.n_examples:
             raise ValueError(
                 f"Expected batch_size <= n_examples, found batch_size={self.batch_size} and "
@@ -110,7 +120,7 @@ class ObjectiveEvent:
 
     @property
     def relation(self) -> Relation:
-        return "add-or-remove-one"
+        return "zero-out"
 
 
 @dataclass(frozen=True)
@@ -128,15 +138,16 @@ class SelectEvent:
 
     @property
     def relation(self) -> Relation:
-        return "add-or-remove-one"
+        return "zero-out"
 
     @property
     def sampling(self) -> Sampling | None:
-        return self.events[0].sampling
+        return next((event.sampling for event in self.events if event.sampling), None)
 
     def __str__(self) -> str:
         inner = ", ".join(str(event) for event in self.events)
-        return f"the best of {self.mean:g} runs on average, each of {inner}"
+        times = f"{self.count} x " if self.count > 1 else ""
+        return f"{times}the best of {self.mean:g} runs on average, each of {inner}"
 
 
 Release = GaussianEvent | ObjectiveEvent
@@ -144,70 +155,13 @@ Event = Release | SelectEvent
 
 
 def relation_of(sampling: Sampling) -> Relation:
-    """Add-or-remove-one for Poisson samples, replace-one for samples of fixed size."""
-    return "add-or-remove-one" if sampling == "poisson" else "replace-one"
+    """Zero-out for Poisson samples, replace-one for samples of fixed size."""
+    return "zero-out" if sampling == "poisson" else "replace-one"
 
 
-def objective_losses(event: ObjectiveEvent, interval: float) -> tuple[int, Vector, float]:
-    """Its privacy loss rounded up to multiples of the interval: first, masses, mass beyond."""
-    from scipy.special import ndtr
-
-    mu = 1.0 / event.noise_multiplier
-    least = event.log_volume + mu * mu / 2
-    first = math.ceil(least / interval)
-    edges = interval * np.arange(first, math.ceil((least + 12 * mu) / interval) + 1)
-    below = 2 * ndtr(np.maximum(edges - least, 0.0) / mu) - 1
-    masses = np.diff(below, prepend=0.0)
-    return first, masses, float(2 * ndtr(-(edges[-1] - least) / mu))
-
-
-def fixed_size_profile(event: GaussianEvent, epsilons: Vector) -> Vector:
-    """δ(ε) of one release over a sample of fixed size, under replace-one.
-
-    Let two data sets differ in row i, let K be how often the sample holds row i, p_k = P(K = k),
-    η = P(K ≥ 1). Given K = 0 the releases have one distribution, ω₀; so they are
-    (1 - η) ω₀ + η ω₁ and (1 - η) ω₀ + η ω₁'. With α' = e^{ε'} = 1 + η (α - 1), α ≥ 1, advanced
-    joint convexity (Balle, Barthe, Gaboardi 2018, Theorem 2) gives
-    H_α'(·‖·) = η H_α(ω₁ ‖ (1 - β) ω₀ + β ω₁') with β = α'/α ∈ [0, 1], and joint convexity
-    bounds that by η ((1 - β) H_α(ω₁ ‖ ω₀) + β H_α(ω₁ ‖ ω₁')).
-
-    Couple the samples: replacing the k draws of row i by other draws, or by the changed row,
-    changes k vectors of norm ≤ 1, so that both divergences, given K = k, are at most δ_k(ε): the
-    profile of a Gaussian whose means lie 2k apart. Hence (their Theorem 10)
-
-        δ(ε') ≤ Σ_{k ≥ 1} p_k δ_k(log(1 + (e^{ε'} - 1)/η)),    ε' ≥ 0.
-
-    Without replacement K is 0 or 1 and p_1 = η = batch_size/n; with replacement K is binomial.
-    The pair of data sets is exchangeable, so for ε' < 0 the bound follows from
-    H_α(P‖Q) = 1 - α + α H_{1/α}(Q‖P). The two branches form one convex function of e^{ε'}, hence
-    the profile of a dominating pair, whose PLD may be composed.
-    """
-    from scipy.special import log_ndtr, ndtr
-
-    log_alpha = np.abs(epsilons)
-    if event.sampling == "without_replacement":
-        counts, weights, tail = np.array([1.0]), np.array([event.rate]), 0.0
-    else:
-        counts, weights, tail = _repeats(event.n_examples, event.batch_size)
-    inner = np.log1p(np.expm1(np.minimum(log_alpha, 700.0)) / event.rate)
-    inner = np.where(log_alpha > 700.0, log_alpha - math.log(event.rate), inner)
-    deltas = np.full_like(log_alpha, tail)
-    for count, weight in zip(counts, weights, strict=True):
-        mu = 2.0 * count / event.noise_multiplier
-        upper = ndtr(mu / 2 - inner / mu)
-        lower = np.exp(np.minimum(inner + log_ndtr(-mu / 2 - inner / mu), 0.0))
-        deltas += weight * np.maximum(upper - lower, 0.0)
-    negative = -np.expm1(-log_alpha) + np.exp(-log_alpha) * deltas
-    return np.minimum(np.where(epsilons < 0, negative, deltas), 1.0)
-
-
-def _repeats(n_examples: int, draws: int) -> tuple[Vector, Vector, float]:
-    """How often `draws` uniform draws hit one row: counts ≥ 1, probabilities, the tail left out."""
-    from scipy.stats import binom
-
-    law = binom(draws, 1 / n_examples)
-    most = 1
-    while most < draws and law.sf(most) > TAIL:
-        most += 1
-    counts = np.arange(1.0, most + 1)
-    return counts, law.pmf(counts), float(law.sf(most))
+def relation_named(name: str) -> Relation:
+    """A relation by its name, also by the one that files of version 0.1.0 have for it."""
+    if name == _FORMER_NAME:
+        return "zero-out"
+    _validate.choice("relation", name, _RELATIONS)
+    return "replace-one" if name == "replace-one" else "zero-out"

@@ -1,8 +1,9 @@
 """Budgets that outlive the process: what was spent on a data set, by whom and when, in SQLite.
 
 A data set has a total (epsilon, delta). A run reserves what it is going to release before its first
-release, and tells at its end what it did release. What a data set has cost is the composition of
-its runs' events; runs that never came to their end count with all they reserved.
+release, and reports at its end what it did release, before anyone else sees it. The cost of a data
+set is a bound on all its runs together (`privagrad.filters`); a run that never finished is charged
+for everything it reserved.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from privagrad import _validate
-from privagrad.accounting import PrivacyPlan
 from privagrad.events import Event, GaussianEvent, ObjectiveEvent, SelectEvent
+from privagrad.filters import epsilon_of_runs
 
 State = Literal["reserved", "finished", "released"]
 
@@ -45,8 +46,14 @@ BEGIN SELECT RAISE(ABORT, 'the ledger is append-only'); END;
 """
 
 
+NO_DELTA_LEFT = (
+    "Its epsilon is not the reason: later runs have used up their part of delta. Discovering "
+    "categories takes most of that: state them in the schema (classes: --classes)."
+)
+
+
 class BudgetError(ValueError):
-    """A run would cost more than is left."""
+    """A run would cost more than is left, or has lost its reservation."""
 
 
 @dataclass(frozen=True)
@@ -95,8 +102,13 @@ class Account:
         return self.spent_with(())
 
     def spent_with(self, events: Iterable[Event]) -> float:
-        """What all runs and these further events would cost together."""
-        return PrivacyPlan(merged((*self.events, *events))).epsilon(self.delta)
+        """The epsilon of all runs and one more with these events, at the data set's delta.
+
+        It bounds them also where the settings of later runs depend on the results of earlier ones.
+        It is infinite where a run no longer fits into the part of delta that later runs may use.
+        """
+        runs = [merged(run.events) for run in self.runs]
+        return epsilon_of_runs(runs, self.epsilon, self.delta, merged(events))
 
     def largest(self, plan: Callable[[float], tuple[Event, ...]], precision: float = 0.01) -> float:
         """The largest epsilon, to `precision` of the total, for which plan(epsilon) still fits.
@@ -132,9 +144,14 @@ class Ledger:
 
     Guarantees
     ----------
-    What `account(name).spent` says is at least what was released by runs that reserved first,
-    whenever a process is killed; and no number of processes together reserve more than a data
-    set's total. Nothing is ever changed or deleted: the history only grows.
+    All runs on a data set together are (epsilon, delta)-differentially private with its total, at
+    whatever moment processes are killed and however many reserve at once, if every run reserves
+    before its first release and finishes before its results are shown or saved. This holds also
+    where the settings of a run were chosen by looking at the results of earlier ones: see
+    `privagrad.filters`. A run may finish with fewer events than it reserved only if the others were
+    left out for a reason that does not depend on the rows or on any result.
+
+    Nothing is ever changed or deleted: the history only grows.
     """
 
     def __init__(self, path: Path | str | None = None) -> None:
@@ -143,13 +160,19 @@ class Ledger:
     def create(
         self, name: str, epsilon: float, delta: float, fingerprint: str | None = None
     ) -> Account:
-        """Open a budget for a data set."""
+        """Open a budget for a data set; one content (fingerprint) has at most one budget."""
         if not name.strip():
             raise ValueError("Expected a name for the data set, found an empty one.")
         epsilon = _validate.positive("epsilon", epsilon)
         row = (name, _now(), _user(), epsilon, _validate.delta_of(delta), fingerprint)
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with self._writing() as db:
+            if owners := [other for other in _owners(db, fingerprint) if other != name]:
+                raise ValueError(
+                    f"Expected content without a budget, found that {owners[0]!r} in {self.path} "
+                    "was opened for the same content: two budgets for the same rows would protect "
+                    f"them less than each one says. Use it: --dataset {owners[0]}."
+                )
             try:
                 db.execute("INSERT INTO datasets VALUES (?, ?, ?, ?, ?, ?)", row)
             except sqlite3.IntegrityError:
@@ -165,6 +188,13 @@ class Ledger:
             return []
         with self._reading() as db:
             return [row[0] for row in db.execute("SELECT name FROM datasets ORDER BY at, name")]
+
+    def owners(self, fingerprint: str) -> list[str]:
+        """The data sets that were opened for this content, oldest first."""
+        if not self.path.exists():
+            return []
+        with self._reading() as db:
+            return _owners(db, fingerprint)
 
     def account(self, name: str) -> Account:
         """A data set and its runs as they are now."""
@@ -193,6 +223,7 @@ class Ledger:
                     f"Expected a run within the budget of {name!r}, found that it would bring the "
                     f"spent epsilon from {account.spent:.4g} to {after:.4g} of {account.epsilon:g} "
                     f"(delta {account.delta:g}). Nothing was read or spent by it."
+                    f"{'' if math.isfinite(after) else ' ' + NO_DELTA_LEFT}"
                 )
             with self._writing() as db:
                 # Composing takes a while: someone else may have reserved meanwhile.
@@ -201,11 +232,25 @@ class Ledger:
                     return run
 
     def finish(self, run: str, events: Iterable[Event], note: str = "") -> None:
-        """Tell what a run really released: its charge from now on."""
+        """Report what a run really released, before anyone sees it: its charge from now on.
+
+        Raises, after charging everything, BudgetError where the run's reservation was given back
+        meanwhile, and RuntimeError where it does not cover the events. The results must then not be
+        shown or saved.
+        """
         made = merged(events)
         with self._writing() as db:
-            entry = self._open_run(db, run)
+            entry, state = self._run(db, run)
+            if state == "finished":
+                raise ValueError(f"Expected a run that is not finished, found {run!r} finished.")
             _write(db, entry.dataset, run, "finished", note or entry.note, made)
+        if state == "released":
+            raise BudgetError(
+                f"Expected an open reservation of run {run}, found that it was given back with "
+                "`privagrad budget release` while the run was alive. Its releases are charged now, "
+                "and its results are not saved: others may have spent the budget since. See "
+                "`privagrad budget show`, and start the run again if it still fits."
+            )
         if beyond := _beyond(made, entry.events):
             raise RuntimeError(
                 f"Expected releases within the reservation of run {run}, found {beyond} beyond it. "
@@ -213,20 +258,25 @@ class Ledger:
             )
 
     def release(self, run: str, reason: str) -> None:
-        """Give a dead run's reservation back, because someone knows that it released nothing."""
+        """Give a dead run's reservation back, because someone knows that it released nothing.
+
+        A run that was alive after all is charged when it finishes.
+        """
         if not reason.strip():
             raise ValueError("Expected a reason, found none: it goes into the history.")
         with self._writing() as db:
-            entry = self._open_run(db, run)
+            entry, state = self._run(db, run)
+            if state != "reserved":
+                raise ValueError(f"Expected a reserved run, found {run!r} {state}.")
             _write(db, entry.dataset, run, "released", reason, ())
 
-    def _open_run(self, db: sqlite3.Connection, run: str) -> Entry:
+    def _run(self, db: sqlite3.Connection, run: str) -> tuple[Entry, State]:
+        """A run's reservation, and its state now."""
         rows = db.execute("SELECT * FROM history WHERE run = ? ORDER BY number", (run,)).fetchall()
         if not rows:
             raise ValueError(f"Expected a run of this ledger, found none named {run!r}.")
-        if rows[-1][5] != "reserved":
-            raise ValueError(f"Expected a reserved run, found {run!r} {rows[-1][5]}.")
-        return _entry(rows[0])
+        entries = [_entry(row) for row in rows]
+        return entries[0], entries[-1].state
 
     def _look(self, name: str) -> tuple[int, Account]:
         """The number of the last entry, and the account up to it."""
@@ -338,6 +388,13 @@ def _write(
 def _last(db: sqlite3.Connection, name: str) -> int:
     row = db.execute("SELECT max(number) FROM history WHERE dataset = ?", (name,)).fetchone()
     return int(row[0] or 0)
+
+
+def _owners(db: sqlite3.Connection, fingerprint: str | None) -> list[str]:
+    rows = db.execute(
+        "SELECT name FROM datasets WHERE fingerprint = ? ORDER BY at, name", (fingerprint,)
+    )
+    return [row[0] for row in rows]
 
 
 def _entries(db: sqlite3.Connection, name: str) -> list[Entry]:

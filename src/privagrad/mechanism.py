@@ -33,7 +33,7 @@ class GaussianSum:
 
     Guarantees
     ----------
-    Adding or removing one vector moves the rounded sum by at most ``sensitivity`` =
+    Replacing one vector by zero moves the rounded sum by at most ``sensitivity`` =
     1 + sqrt(dim) · grid, because rounding moves each coordinate by at most half a unit before
     and after. The noise has standard deviation ``noise_multiplier · sensitivity``, so the
     release is a Gaussian mechanism of that noise multiplier followed by rounding: rounded sum

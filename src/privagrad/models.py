@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from privagrad._whole import written_whole
+from privagrad.events import relation_named
 from privagrad.schema import Schema, as_values, from_values
 
 FORMAT, VERSION = "privagrad-model", 1
@@ -106,6 +107,8 @@ def load_model(path: Path) -> SavedModel:
                 card[name] = np.load(packed, allow_pickle=False)
         if card["schema"] is not None:
             card["schema"] = from_values(card["schema"])
+        if "relation" in card["privacy"]:
+            card["privacy"]["relation"] = relation_named(card["privacy"]["relation"])
         model = SavedModel(**card)
         _check_shapes(model)
     except (zipfile.BadZipFile, KeyError, TypeError, ValueError, AttributeError) as error:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from privagrad._numba import kernel
 from privagrad._validate import Vector
 from privagrad.accounting import PrivacyPlan
-from privagrad.events import GaussianEvent, Relation
+from privagrad.events import GaussianEvent, Relation, relation_named
 from privagrad.geometry import Ellipsoid
 from privagrad.mechanism import ULP, GaussianSum
 from privagrad.noise import RandomSource
@@ -66,7 +66,7 @@ def query_events(
     shares: Iterable[Share], epsilon: float, delta: float, relation: Relation
 ) -> list[GaussianEvent]:
     """The queries, with the noise that their parts of epsilon allow."""
-    double = 2.0 if relation == "replace-one" else 1.0
+    double = 2.0 if relation_named(relation) == "replace-one" else 1.0
     events = []
     for purpose, part in shares:
         alone = PrivacyPlan.calibrate_event(GaussianEvent(1.0), part * epsilon, delta)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,8 @@ from tests.statistics import assert_scale
 
 WORKER = "tests.torch.distributed_worker"
 ROOT = Path(__file__).parents[2]
+HANGS = 1800
+"""Seconds after which a process is taken to hang: far beyond what a busy machine needs."""
 
 
 def start(task: str, processes: int, folder: Path) -> list[subprocess.Popen[str]]:
@@ -24,7 +25,7 @@ def start(task: str, processes: int, folder: Path) -> list[subprocess.Popen[str]
             [
                 sys.executable,
                 "-m",
-                "tests.torch.distributed_worker",
+                WORKER,
                 task,
                 str(rank),
                 str(processes),
@@ -41,7 +42,7 @@ def start(task: str, processes: int, folder: Path) -> list[subprocess.Popen[str]
 
 def run(task: str, processes: int, folder: Path) -> list[dict[str, Any]]:
     for process in start(task, processes, folder):
-        _, errors = process.communicate(timeout=120)
+        _, errors = process.communicate(timeout=HANGS)
         assert process.returncode == 0, errors
     return [torch.load(folder / f"{task}-{processes}-{rank}.pt") for rank in range(processes)]
 
@@ -81,11 +82,10 @@ def test_processes_without_rows_keep_step(tmp_path: Path) -> None:
 
 
 def test_a_killed_process_ends_the_run(tmp_path: Path) -> None:
-    begun = time.monotonic()
+    """The one that is left ends with an error; it does not go on alone."""
     first, second = start("kill", 2, tmp_path)
-    _, errors = first.communicate(timeout=120)
-    second.communicate(timeout=10)
+    _, errors = first.communicate(timeout=HANGS)
+    second.communicate(timeout=HANGS)
     assert second.returncode == -9
-    assert first.returncode not in (0, None)
+    assert first.returncode > 0
     assert "Error" in errors
-    assert time.monotonic() - begun < 60

@@ -113,10 +113,9 @@ class TestNoise:
             noise_multiplier=1.0, poisson_sampling=True, random_state=0,
         )  # fmt: skip
         empty = 0
-        for x, y in run.loader:
-            before = len(run.engine.accountant)
+        for steps, (x, y) in enumerate(run.loader, start=1):
             run.step(F.cross_entropy, x, y)
-            assert len(run.engine.accountant) == before + 1
+            assert len(run.engine.accountant) == steps
             if len(x) == 0:
                 empty += 1
                 assert_scale(run.gradients[0].numpy(), 1.0)
@@ -182,7 +181,7 @@ class TestBounds:
 
 class TestSampling:
     def test_every_row_is_drawn_independently_at_the_rate(self) -> None:
-        batches = PoissonBatches(50, 10, random_source(3).sampler, Processes())
+        batches = PoissonBatches(range(50), 10, 5, random_source(3).sampler, Processes())
         drawn = np.zeros((400 * len(batches), 50), dtype=bool)
         step = 0
         for _ in range(400):
@@ -451,7 +450,7 @@ class TestBatchesFromElsewhere:
         first, second = run.engine.accountant.events
         assert (first.sampling, first.count) == ("poisson", 1)
         assert (second.sampling, second.rate, second.count) == (None, 1.0, 1)
-        assert PrivacyPlan((first, second)).relation == "add-or-remove-one"
+        assert PrivacyPlan((first, second)).relation == "zero-out"
 
     def test_batches_that_were_drawn_and_left_out_are_no_credit(self) -> None:
         run = private(noise_multiplier=1.0, poisson_sampling=True)

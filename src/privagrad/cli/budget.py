@@ -39,6 +39,8 @@ def create(
 ) -> dict[str, Any]:
     """Open a budget for a data set. Its total cannot be changed later.
 
+    With --file the budget is for this content alone, and this content has no other budget.
+
     Example: `privagrad budget create people --epsilon 3 --delta 1e-6`
     """
     from privagrad.fitting import fingerprint
@@ -78,6 +80,8 @@ def show(
     as_json: Json = False,
 ) -> dict[str, Any]:
     """One data set: what was spent, run by run. Costs compose, they do not add up.
+
+    The total holds also if later runs were chosen by looking at the results of earlier ones.
 
     Example: `privagrad budget show people`
     """
@@ -119,7 +123,8 @@ def release(
 ) -> dict[str, Any]:
     """Give back what a dead run reserved. The reason goes into the history for good.
 
-    Only if you know that the run released nothing: a run that died later has paid.
+    Only if you know that the run released nothing. A run that is still alive is charged when it
+    ends, and its model is not saved.
 
     Example: `privagrad budget release 3f2a91c07b5e --reason "power cut while reading the file"`
     """

@@ -150,10 +150,10 @@ def fit(
     from privagrad.schema import read_schema
 
     _check_places(out, report, test, dry_run, overwrite)
-    if test is not None and table.is_file() and test.samefile(table):
+    if test is not None and table.is_file() and fitting.same_content(test, table):
         raise ValueError(
-            "Expected another table to test on, found the one to fit: its exact figures would tell "
-            "about its rows. Private figures on them are printed anyway."
+            "Expected another table to test on, found the rows to fit: their exact figures would "
+            "tell about them. Private figures on these rows are printed anyway."
         )
     if ledger is not None and dataset is None:
         raise ValueError("Expected --dataset NAME with --ledger, found none.")
@@ -238,7 +238,7 @@ def _show_plan(job: Any) -> None:
             f"{after:.4g} after this run."
         )
     else:
-        note("no --dataset: nobody keeps account of this run.")
+        note("No --dataset given: this run is not charged to any budget.")
 
 
 def _show_result(model: Any, account: Any, out: Path, report: Path | None) -> None:

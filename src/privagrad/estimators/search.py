@@ -156,7 +156,7 @@ class PrivateSearch(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
                     f"events: leave {', '.join(self.candidates)} to fits of their own, or search "
                     "over step_size and radius alone."
                 )
-            score = query_events(_SCORE, run, delta, "add-or-remove-one")
+            score = query_events(_SCORE, run, delta, "zero-out")
             return SelectEvent((*found.pop(), *score), float(self.mean_runs))
 
         def excess(log_run: float) -> float:

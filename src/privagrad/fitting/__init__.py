@@ -1,9 +1,9 @@
 """A model from a file: read, plan, reserve, fit, evaluate, save, in this order."""
 
-from privagrad.fitting.budgets import fingerprint
 from privagrad.fitting.jobs import Job, prepare
 from privagrad.fitting.runs import run
 from privagrad.fitting.scores import scores_on, with_test
+from privagrad.fitting.snapshots import fingerprint, same_content
 from privagrad.fitting.wishes import LOSSES, Wish
 
 __all__ = [
@@ -13,6 +13,7 @@ __all__ = [
     "fingerprint",
     "prepare",
     "run",
+    "same_content",
     "scores_on",
     "with_test",
 ]

@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
-from pathlib import Path
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from privagrad.accounting import PrivacyPlan
 from privagrad.events import Event, GaussianEvent
+from privagrad.fitting.snapshots import Snapshot, fingerprint
 from privagrad.fitting.wishes import Wish
-from privagrad.ledger import Account, BudgetError, Ledger
+from privagrad.ledger import NO_DELTA_LEFT, Account, BudgetError, Ledger
 
 if TYPE_CHECKING:
     from privagrad.fitting.jobs import Job
-
-
-def fingerprint(path: Path) -> str:
-    """SHA-256 of a file's bytes."""
-    with path.open("rb") as file:
-        return "sha256:" + hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def paying_account(wish: Wish) -> Account | None:
@@ -33,25 +29,64 @@ def paying_account(wish: Wish) -> Account | None:
     account = wish.ledger.account(wish.dataset)
     after = account.spent_with(_typical(wish.epsilon, account.delta))
     if after > 1.01 * account.epsilon:
-        raise refusal(account, wish.epsilon, after)
+        raise refusal(account, wish.epsilon, after, lambda e: _typical(e, account.delta))
     return account
 
 
-def refusal(account: Account, epsilon: float, after: float) -> BudgetError:
-    """Why a run is refused, what is left, and what would fit."""
-    largest = 0.99 * account.largest(lambda e: _typical(e, account.delta))
+def covered_content(wish: Wish, account: Account | None) -> Snapshot | None:
+    """The content of the table if the budget is for one content alone; refuses any other content.
+
+    The snapshot holds the bytes that were compared: whatever happens to the file afterwards, these
+    are the rows to read.
+    """
+    if account is None or wish.ledger is None:
+        return None
+    snapshot = Snapshot(wish.table) if account.fingerprint else None
+    found = snapshot.fingerprint if snapshot else fingerprint(wish.table)
+    if account.fingerprint and found != account.fingerprint:
+        raise ValueError(
+            f"Expected the file that the budget of {account.name!r} was opened for, found other "
+            f"content in {wish.table.name}: rows that changed are another data set. Open a budget "
+            "for it."
+        )
+    if others := [name for name in wish.ledger.owners(found) if name != account.name]:
+        raise ValueError(
+            f"Expected the only budget for the content of {wish.table.name}, found "
+            f"{account.name!r} beside {', '.join(map(repr, others))}: two budgets for the same "
+            f"rows would protect them less than each one says. Use --dataset {others[0]}, or a new "
+            "ledger if both were opened for this content."
+        )
+    return snapshot
+
+
+def refusal(
+    account: Account, epsilon: float, after: float, plan: Callable[[float], tuple[Event, ...]]
+) -> BudgetError:
+    """Why a run is refused, what is left, and what would fit of the runs plan(epsilon)."""
+    largest = 0.99 * account.largest(plan)
     fits = f"the largest epsilon that fits is about {math.floor(1000 * largest) / 1000:g}"
     return BudgetError(
         f"Expected a run within the budget of {account.name!r}, found that epsilon {epsilon:g} "
         f"would bring what is spent from {account.spent:.4g} to {after:.4g} of {account.epsilon:g} "
         f"(delta {account.delta:g}). Left: {max(account.epsilon - account.spent, 0):.4g}; "
         f"{fits if largest >= 0.001 else 'nothing fits any more'}. Nothing was spent."
+        f"{'' if math.isfinite(after) else ' ' + NO_DELTA_LEFT}"
     )
 
 
 def _typical(epsilon: float, delta: float) -> tuple[Event, ...]:
     """One Gaussian release of this cost, which composes much as a fit does."""
     return PrivacyPlan.calibrate_event(GaussianEvent(1.0), epsilon, delta).events
+
+
+def _scaled(job: Job, epsilon: float) -> tuple[Event, ...]:
+    """The releases of a fit at another epsilon, nearly: noise in proportion to 1/epsilon."""
+    factor = job.wish.epsilon / epsilon
+    return tuple(
+        replace(event, noise_multiplier=factor * event.noise_multiplier)
+        for event in job.events
+        if isinstance(event, GaussianEvent)
+    )
 
 
 def reserve(job: Job, ledger: Ledger) -> str:
@@ -61,4 +96,5 @@ def reserve(job: Job, ledger: Ledger) -> str:
         return ledger.reserve(job.account.name, job.events, note)
     except BudgetError:
         account = ledger.account(job.account.name)
-        raise refusal(account, job.wish.epsilon, account.spent_with(job.events)) from None
+        after = account.spent_with(job.events)
+        raise refusal(account, job.wish.epsilon, after, partial(_scaled, job)) from None

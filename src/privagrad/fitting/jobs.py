@@ -12,8 +12,9 @@ from privagrad.categories import discovery
 from privagrad.encoding import Encoder
 from privagrad.events import Event, GaussianEvent
 from privagrad.files import count_categories, read_rows, require_table
-from privagrad.fitting.budgets import fingerprint, paying_account
+from privagrad.fitting.budgets import covered_content, paying_account
 from privagrad.fitting.labels import class_numbers
+from privagrad.fitting.snapshots import Snapshot
 from privagrad.fitting.wishes import Wish, loss_of, schema_of, stated_classes
 from privagrad.ledger import Account
 from privagrad.libsvm import is_libsvm, read_libsvm
@@ -39,6 +40,7 @@ class Job:
     """A fit before its first release: everything is read and checked, nothing is spent.
 
     `schema` None: a LIBSVM file. `counts` are of columns whose categories are to be discovered.
+    `snapshot` holds the rows (`wish.table` is its copy) where the budget is for one content alone.
     """
 
     wish: Wish
@@ -52,6 +54,7 @@ class Job:
     discovery: GaussianEvent | None
     counts: dict[str, Counter[str]]
     account: Account | None
+    snapshot: Snapshot | None
 
     @property
     def epsilon(self) -> float:
@@ -73,12 +76,9 @@ def prepare(wish: Wish) -> Job:
     _validate.positive("epsilon", wish.epsilon)
     account = paying_account(wish)
     require_table(wish.table)
-    if account and account.fingerprint and fingerprint(wish.table) != account.fingerprint:
-        raise ValueError(
-            f"Expected the file that the budget of {account.name!r} was opened for, found other "
-            f"content in {wish.table.name}: rows that changed are another data set. Open a budget "
-            "for it."
-        )
+    snapshot = covered_content(wish, account)
+    if snapshot is not None:
+        wish = replace(wish, table=snapshot.path)
     schema = None if is_libsvm(wish.table) else schema_of(wish)
     loss = loss_of(wish, schema)
     if schema is not None and not is_regression(loss):
@@ -109,7 +109,7 @@ def prepare(wish: Wish) -> Job:
     choices = replace(wish.choices, batch_size=first.batches.size)
     events = first.privacy.events if first.privacy else ()
     return Job(
-        wish, schema, loss, classes, n, delta, choices, events, found, counts, account
+        wish, schema, loss, classes, n, delta, choices, events, found, counts, account, snapshot
     )  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""From a job to a model file: reserve, release, save, tell the ledger, in this order."""
+"""From a job to a model file: reserve, release, report to the ledger, save, in this order."""
 
 from __future__ import annotations
 
@@ -36,7 +36,11 @@ _SEVERAL = {"logistic": "softmax", "hinge": "multiclass-hinge"}
 
 
 def run(job: Job, out: Path, progress: bool | None = None) -> SavedModel:
-    """Reserve, make the releases, write the model to `out`, tell the ledger."""
+    """Reserve, make the releases, report them to the ledger, write the model to `out`.
+
+    The ledger comes before the model file: once the run is finished nobody can give it back, and
+    what was given back before is not saved.
+    """
     wish, ledger = job.wish, job.wish.ledger
     run_name = None
     if job.account and ledger:
@@ -55,14 +59,16 @@ def run(job: Job, out: Path, progress: bool | None = None) -> SavedModel:
         if classes is not None:
             _require_classes(classes, job)
     problem, names = _problem(job, schema, classes)
+    if job.snapshot is not None:
+        job.snapshot.delete()
     plan = planned(problem.facts, wish, job.delta, job.choices, job.discovery)
     if plan.privacy and plan.privacy.events != job.events:
         raise RuntimeError("Expected the releases that were planned, found others.")
     model = run_fit(problem, plan, source, progress)
     saved = _saved(job, plan, model, schema, classes, names, run_name)
-    save_model(saved, out)
     if run_name and ledger:
         ledger.finish(run_name, model.privacy.events)
+    save_model(saved, out)
     return saved
 
 

@@ -37,7 +37,7 @@ class Wish:
     classes : all labels that can occur; None: the schema's, or else discovered privately
     delta : None: the data set's, or else below 1/(10 n)
     seed : None for secure noise; a seeded model is not private
-    dataset, ledger : the budget that pays; None: nobody keeps account
+    dataset, ledger : the budget that pays; None: the run is not charged to any budget
     """
 
     table: Path

@@ -183,10 +183,10 @@ def plan_fit(
     queries: list[GaussianEvent] = []
     privacy, noise = None, 0.0
     if not math.isinf(epsilon):
-        queries = query_events(facts.queries(), epsilon, delta, "add-or-remove-one")
+        queries = query_events(facts.queries(), epsilon, delta, "zero-out")
         others: list[Event] = [*also, *queries]
         if evaluation is not None:
-            [asked] = query_events([evaluation], epsilon, delta, "add-or-remove-one")
+            [asked] = query_events([evaluation], epsilon, delta, "zero-out")
             others.append(asked)
         training = GaussianEvent(1.0, steps, batches.sampling, n, batches.size, "gradients")
         privacy = PrivacyPlan.calibrate_event(training, epsilon, delta, others)

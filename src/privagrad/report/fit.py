@@ -14,7 +14,7 @@ from privagrad.report.page import Banner, Block, Card, Figure, Table, Text, writ
 
 _BARS = 24
 _MEANING = {
-    "add-or-remove-one": "whether one row is in the table",
+    "zero-out": "whether one given row contributed; the number of rows is public",
     "replace-one": "what any one row holds",
 }
 

@@ -18,18 +18,32 @@ from privagrad.torch.module import PrivateModule
 from privagrad.torch.moments import second_moments
 from privagrad.torch.optimizer import PrivateOptimizer
 from privagrad.torch.per_example_loss import PerExampleLoss
+from privagrad.torch.schedules import (
+    ExponentialGradClip,
+    ExponentialNoise,
+    LambdaGradClip,
+    LambdaNoise,
+    StepGradClip,
+    StepNoise,
+)
 from privagrad.torch.validator import ModuleValidator, UnsupportedModuleError
 
 __all__ = [
     "AdaptiveSGD",
     "BatchMemoryManager",
     "DifferentiallyPrivateDistributedDataParallel",
+    "ExponentialGradClip",
+    "ExponentialNoise",
+    "LambdaGradClip",
+    "LambdaNoise",
     "LinearCrossEntropy",
     "ModuleValidator",
     "PerExampleLoss",
     "PrivacyEngine",
     "PrivateModule",
     "PrivateOptimizer",
+    "StepGradClip",
+    "StepNoise",
     "UnsupportedModuleError",
     "damp_steps",
     "second_moments",

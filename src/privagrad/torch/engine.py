@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import math
 import os
-import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,21 +19,21 @@ from privagrad.accounting import PrivacyPlan, PrivacyReport
 from privagrad.events import GaussianEvent
 from privagrad.noise import RandomState, random_source
 from privagrad.torch import checkpoints
+from privagrad.torch.charging import Draws, Part
 from privagrad.torch.ellipsoids import Shape, agree_on, choose_scales
-from privagrad.torch.loaders import (
-    Part,
-    Passes,
-    PoissonBatches,
-    PrivateLoader,
+from privagrad.torch.loaders import PoissonBatches, PrivateLoader
+from privagrad.torch.module import PrivateModule
+from privagrad.torch.moments import Per
+from privagrad.torch.optimizer import PrivateOptimizer, noise_of
+from privagrad.torch.processes import Processes
+from privagrad.torch.samplers import (
     batch_size_of,
     refuse_repeats,
     rows_of,
+    sampled_rows,
+    steps_of,
     takes_each_row_once,
 )
-from privagrad.torch.module import PrivateModule
-from privagrad.torch.moments import Per
-from privagrad.torch.optimizer import PrivateOptimizer
-from privagrad.torch.processes import Processes
 from privagrad.torch.spending import Spending
 from privagrad.torch.tape import Tape
 from privagrad.torch.validator import ModuleValidator
@@ -61,6 +60,7 @@ class PrivacyEngine:
         self.secure_mode = secure_mode
         self.accountant = Spending()
         self.seeded = False
+        self.verified = True
 
     def make_private(
         self,
@@ -91,6 +91,8 @@ class PrivacyEngine:
         ----------
         noise_multiplier : float
             Noise over the bound on one example's gradient; 0: no noise, and epsilon is infinite.
+            `optimizer.noise_multiplier` may be changed later, by a schedule or by hand: every
+            release is charged for the noise that it is made with.
         max_grad_norm : float
             The radius B of the ellipsoid {g : Σ C_j g_j² ≤ B²} that gradients are bounded to.
         ellipsoid : None, "pagan", "pasan", list or dict of positive tensors
@@ -104,6 +106,8 @@ class PrivacyEngine:
         per : {"coordinate", "row", "tensor"}; floor : float
             How public moments are kept: see `SecondMoments`.
         poisson_sampling : bool
+            True: batches hold each row that the data loader's sampler chooses from independently
+            with the same probability; samplers of which these rows are not known are refused.
             False: the data loader's own order, under the replace-one relation: a pass over the
             rows costs one release without amplification.
         max_physical_batch_size : int, optional
@@ -113,8 +117,9 @@ class PrivacyEngine:
         clipping, grad_sample_mode : str
             As in Opacus; "flat" is the only clipping, and all modes give the same gradients.
         """
+        self.accountant.check_process()
         _refuse_other_modes(clipping, grad_sample_mode)
-        noise = _noise_multiplier(noise_multiplier)
+        noise = noise_of(noise_multiplier)
         radius = _validate.positive("max_grad_norm", max_grad_norm)
         _validate.choice("loss_reduction", loss_reduction, ("mean", "sum"))
         processes = Processes.of(module)
@@ -133,45 +138,43 @@ class PrivacyEngine:
         self.seeded |= source.seeded
 
         tape = Tape(parameters, batch_first)
-        batch_size = batch_size_of(data_loader, processes)
-        event = _event(data_loader, noise, batch_size, poisson_sampling)
+        _refuse_private(data_loader)
+        rows = sampled_rows(data_loader, processes) if poisson_sampling else None
+        batch_size = batch_size_of(data_loader, rows, processes)
+        event = _event(rows, batch_size)
         # Refuses samplings that cannot be composed, before anything is released.
-        PrivacyPlan((*self.accountant.events, *([event] if event else [])))
-        once = event is not None and not poisson_sampling and takes_each_row_once(data_loader)
-        passes = Passes()
-
-        def charge() -> None:
-            fresh, passes.fresh = passes.fresh, False
-            if not fresh:
-                # No sampling makes a batch from elsewhere, or one used before, cheaper.
-                self.accountant.charge(event and _whole(event))
-                _warn_of_batches(poisson_sampling and event is not None)
-            # In the loader's own order a row is seen once a pass: its first step pays for all.
-            elif not (once and passes.charged == passes.begun):
-                passes.charged = passes.begun
-                self.accountant.charge(event)
-
-        private_optimizer = PrivateOptimizer(
-            optimizer, tape, scales,
-            noise_multiplier=noise, max_grad_norm=radius, expected_batch_size=batch_size,
-            loss_reduction=loss_reduction, source=source, processes=processes,
-            charge=charge, history=history,
-        )  # fmt: skip
+        PrivacyPlan((*self.accountant.events, event))
 
         private = PrivateModule(module, tape, verify, loss_reduction)
-        private_optimizer.step_done = private.loss_guard.step_done
+        guard = private.loss_guard
 
         def announce(part: Part, batch: Any) -> Any:
             tape.drawn = part.size
             private_optimizer.begin_part(part.first, part.last)
-            return private.loss_guard.batch(batch, part.size)
+            return guard.batch(batch, part.size or 0)
 
+        draws = Draws(
+            self.accountant,
+            event,
+            once=rows is None and takes_each_row_once(data_loader),
+            announce=announce,
+            noise=lambda: private_optimizer.noise_multiplier,
+        )
+        private_optimizer = PrivateOptimizer(
+            optimizer, tape, scales,
+            noise_multiplier=noise, max_grad_norm=radius, expected_batch_size=batch_size,
+            loss_reduction=loss_reduction, source=source, processes=processes,
+            charge=draws.release, history=history,
+        )  # fmt: skip
+        private_optimizer.step_done, guard.other_batch = guard.step_done, draws.spoil
+        self.verified &= verify
         batches: Any = data_loader.batch_sampler
-        refuse_repeats(data_loader, poisson_sampling)
-        if poisson_sampling:
-            rows = rows_of(data_loader)
-            batches = PoissonBatches(rows, batch_size, source.sampler, processes)
-        loader = PrivateLoader(data_loader, batches, announce, passes, max_physical_batch_size)
+        if rows is None:
+            refuse_repeats(data_loader, processes)
+        else:
+            steps = steps_of(data_loader, rows, batch_size)
+            batches = PoissonBatches(rows, batch_size, steps, source.sampler, processes)
+        loader = PrivateLoader(data_loader, batches, draws, max_physical_batch_size)
         return private, private_optimizer, loader
 
     def make_private_with_epsilon(
@@ -187,9 +190,10 @@ class PrivacyEngine:
         poisson_sampling: bool = True,
         **options: Any,
     ) -> Private:
-        """`make_private` with the least noise that keeps `epochs` passes within the target.
+        """`make_private` with the least constant noise that keeps `epochs` passes in the target.
 
-        What this engine has released before is part of the target.
+        What this engine has released before is part of the target. If a schedule changes the
+        noise later, the target may not be met; the report states what was composed.
         """
         _validate.whole("epochs", epochs)
         if self.accountant.unprotected:
@@ -197,16 +201,16 @@ class PrivacyEngine:
                 "Expected a budget to go on with, found releases without noise: epsilon is "
                 "infinite already. Use a new engine, for other data."
             )
-        size = batch_size_of(data_loader, Processes.of(module))
-        event = _event(data_loader, 1.0, size, poisson_sampling)
-        assert event is not None
-        steps = math.ceil(rows_of(data_loader) / size)
-        once = not poisson_sampling and takes_each_row_once(data_loader)
-        planned = GaussianEvent(
-            1.0, epochs * (1 if once else steps), event.sampling, event.n_examples,
-            event.batch_size, event.purpose, event.under,
-        )  # fmt: skip
-        delta = _validate.delta_of(target_delta, rows_of(data_loader))
+        processes = Processes.of(module)
+        _refuse_private(data_loader)
+        rows = sampled_rows(data_loader, processes) if poisson_sampling else None
+        size = batch_size_of(data_loader, rows, processes)
+        once = rows is None and takes_each_row_once(data_loader)
+        steps = 1 if once else steps_of(data_loader, rows, size)
+        planned = replace(_event(rows, size), count=epochs * steps)
+        delta = _validate.delta_of(
+            target_delta, rows_of(data_loader) if rows is None else len(rows)
+        )
         plan = PrivacyPlan.calibrate_event(
             planned, target_epsilon, delta, also=self.accountant.events
         )
@@ -236,16 +240,15 @@ class PrivacyEngine:
             accountant=plan.accountant,
             events=events,
             seeded=self.seeded,
+            verified=self.verified,
         )
 
     def is_compatible(self, *, module: nn.Module, **_: Any) -> bool:
         return ModuleValidator.is_valid(module)
 
     @staticmethod
-    def get_compatible_module(module: nn.Module) -> nn.Module:
-        fixed = ModuleValidator.fix(module)
-        ModuleValidator.validate(fixed, strict=True)
-        return fixed
+    def get_compatible_module(module: nn.Module, **options: Any) -> nn.Module:
+        return ModuleValidator.fix_and_validate(module, **options)
 
     def save_checkpoint(
         self,
@@ -278,35 +281,19 @@ class PrivacyEngine:
         return checkpoints.load(Path(path), self, module, optimizer)
 
 
-def _event(
-    loader: DataLoader[Any], noise: float, batch_size: int, poisson: bool
-) -> GaussianEvent | None:
-    """One release of a step; None without noise."""
-    if noise == 0:
-        return None
-    if poisson:
-        return GaussianEvent(noise, 1, "poisson", rows_of(loader), batch_size, "gradients")
-    return GaussianEvent(noise, purpose="gradients", under="replace-one")
+def _event(rows: Sequence[int] | None, batch_size: int) -> GaussianEvent:
+    """One release of a step, at noise multiplier 1; rows None: in the loader's own order."""
+    if rows is None:
+        return GaussianEvent(1.0, purpose="gradients", under="replace-one")
+    return GaussianEvent(1.0, 1, "poisson", len(rows), batch_size, "gradients")
 
 
-def _whole(event: GaussianEvent) -> GaussianEvent:
-    """The same release over rows that are not sampled."""
-    return GaussianEvent(event.noise_multiplier, purpose=event.purpose, under=event.relation)
-
-
-def _warn_of_batches(poisson: bool) -> None:
-    if poisson:
-        warnings.warn(
-            "A step was taken on a batch that the private data loader did not draw for it: it is "
-            "charged as if it held all rows. Take one step for each batch of the data loader that "
-            "make_private returned, or say poisson_sampling=False.",
-            UserWarning,
-            stacklevel=5,
+def _refuse_private(loader: DataLoader[Any]) -> None:
+    if isinstance(loader, PrivateLoader):
+        raise ValueError(
+            "Expected a data loader that is not private yet, found one that make_private "
+            "returned: give make_private the data loader that it was made from."
         )
-
-
-def _noise_multiplier(value: Any) -> float:
-    return 0.0 if value == 0 else _validate.positive("noise_multiplier", value)
 
 
 def _refuse_other_modes(clipping: str, mode: str) -> None:

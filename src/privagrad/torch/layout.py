@@ -106,8 +106,12 @@ def learned_layout(
     squeezed = whole.dim() == single.dim() + 1 and whole.shape[0] == count
     if squeezed and all(same(whole[position], one.tensor) for position, one in alone):
         return Layout(0)
-    raise Mixed(
-        f"Expected a module that treats every example by itself, found that {several.name} "
+    raise mixed(several.name)
+
+
+def mixed(name: str) -> Mixed:
+    return Mixed(
+        f"Expected a module that treats every example by itself, found that {name} "
         "sees other values for an example when other examples are beside it. Statistics over the "
         "batch cannot be private: normalise each example by itself (GroupNorm, LayerNorm), keep "
         "the examples in their order, and pad them to one length."
@@ -190,3 +194,20 @@ def _take(leaf: Any, axis: int, examples: Sequence[int]) -> Any:
         return pack_padded_sequence(rows, own, batch_first=True, enforce_sorted=not sorts)
     index = torch.tensor(examples, device=leaf.device)
     return leaf.detach().index_select(axis, index)
+
+
+def with_strange_others(inputs: Any, axes: Sequence[int | None], value: float) -> Any:
+    """The inputs with an unusual number in every row but the first; None if nothing can have it."""
+    leaves, structure = input_leaves(inputs)
+    changed = False
+    for place, (leaf, axis) in enumerate(zip(leaves, axes, strict=True)):
+        if isinstance(leaf, Tensor) and axis is not None and leaf.is_floating_point():
+            leaves[place] = leaf.clone()
+            rows = leaves[place].movedim(axis, 0)[1:]
+            rows[1:] = value
+            if rows.dim() > 1:
+                rows[:1, ..., ::2] = value
+            else:
+                rows[:1] = value
+            changed = changed or len(rows) > 0
+    return tree_unflatten(leaves, structure) if changed else None

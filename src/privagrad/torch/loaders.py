@@ -4,54 +4,45 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from numpy.random import Generator
 from torch import Tensor
 from torch.utils._pytree import tree_map
-from torch.utils.data import (
-    BatchSampler,
-    DataLoader,
-    DistributedSampler,
-    IterableDataset,
-    RandomSampler,
-    Sampler,
-    SequentialSampler,
-)
+from torch.utils.data import DataLoader, Sampler
 
+from privagrad import _validate
 from privagrad.sampling import poisson_batches
+from privagrad.torch.charging import Draws, Part
 from privagrad.torch.processes import Processes
-
-Announce = Callable[["Part", Any], Any]
-
-
-@dataclass(frozen=True)
-class Part:
-    """What is announced before it is used: a batch, or a part of one."""
-
-    size: int
-    first: bool
-    last: bool
 
 
 class PoissonBatches(Sampler[list[int]]):
     """Batches that hold each row of this process's share independently with the same probability.
 
-    `batch_size` is what all processes together expect.
+    `batch_size` is what all processes together expect; a pass has `steps` batches.
     """
 
     def __init__(
-        self, rows: int, batch_size: int, generator: Generator, processes: Processes
+        self,
+        rows: Sequence[int],
+        batch_size: int,
+        steps: int,
+        generator: Generator,
+        processes: Processes,
     ) -> None:
-        self.rate = batch_size / rows
-        self.steps = math.ceil(rows / batch_size)
-        self.share = range(processes.rank, rows, processes.count)
+        self.rate = batch_size / len(rows)
+        self.steps = steps
+        self.share = rows[processes.rank :: processes.count]
         self._generator = generator
 
     def __len__(self) -> int:
         return self.steps
+
+    def __deepcopy__(self, memo: Any) -> PoissonBatches:
+        """A copy of a loader draws on: with a copy of the generator it would repeat batches."""
+        return self
 
     def __iter__(self) -> Iterator[list[int]]:
         for batch in poisson_batches(len(self.share), self.rate, self.steps, self._generator):
@@ -83,29 +74,16 @@ class SplitBatches(Sampler[list[int]]):
                 yield part
 
 
-@dataclass
-class Passes:
-    """How often a loader was started over, the last pass that has been paid for, and whether its
-    last batch still waits for a step."""
-
-    begun: int = 0
-    charged: int = 0
-    fresh: bool = False
-
-
 class PrivateLoader(DataLoader[Any]):
-    """A data loader that announces every batch before it is used, and counts its passes."""
+    """A data loader whose batches are charged and announced before the loop has them."""
 
     def __init__(
-        self,
-        loader: DataLoader[Any],
-        batches: Any,
-        announce: Announce,
-        passes: Passes,
-        most: int | None = None,
+        self, loader: DataLoader[Any], batches: Any, draws: Draws, most: int | None = None
     ) -> None:
+        if most is not None:
+            _validate.whole("max_physical_batch_size", most)
         self._notes: deque[Part] = deque()
-        self.announce, self.batches, self.passes = announce, batches, passes
+        self.batches, self.draws = batches, draws
         options: dict[str, Any] = {
             "num_workers": loader.num_workers,
             "pin_memory": loader.pin_memory,
@@ -128,12 +106,14 @@ class PrivateLoader(DataLoader[Any]):
         )
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
+        return self._handed_out(self.draws.begin())
+
+    def _handed_out(self, iterator: int) -> Iterator[Any]:
+        self.draws.check(iterator)
         self._notes.clear()
-        self.passes.begun += 1
         for batch in super().__iter__():
-            part = self._notes.popleft()
-            self.passes.fresh = True
-            yield self.announce(part, batch)
+            yield self.draws.hand_out(iterator, self._notes.popleft(), batch)
+            self.draws.check(iterator)
 
 
 class CollateAny:
@@ -149,56 +129,6 @@ class CollateAny:
             lambda leaf: leaf[:0] if isinstance(leaf, Tensor) and leaf.dim() else leaf,
             self.collate([self.dataset[0]]),
         )
-
-
-def rows_of(loader: DataLoader[Any]) -> int:
-    """How many rows the loader's data set has; refuses one that is a stream."""
-    if isinstance(loader.dataset, IterableDataset):
-        raise TypeError(
-            "Expected a data set with a length and rows by number, found an IterableDataset: rows "
-            "of a stream cannot be sampled independently. Load it into a list or a table."
-        )
-    return len(loader.dataset)  # type: ignore[arg-type]
-
-
-def batch_size_of(loader: DataLoader[Any], processes: Processes) -> int:
-    """How many rows all processes together take in one step."""
-    size = loader.batch_size
-    if size is None:
-        size = getattr(loader.batch_sampler, "batch_size", None)
-    if size is None:
-        raise ValueError(
-            "Expected a data loader with a batch_size, found none: make_private needs it for the "
-            "sampling rate."
-        )
-    sampler = loader.sampler
-    shared = isinstance(sampler, DistributedSampler)
-    return min(int(size) * (processes.count if shared else 1), rows_of(loader))
-
-
-def refuse_repeats(loader: DataLoader[Any], poisson: bool) -> None:
-    """Refuse a sampler that hands the same row to two processes to fill up their shares."""
-    sampler = loader.sampler
-    if (
-        not poisson
-        and isinstance(sampler, DistributedSampler)
-        and not sampler.drop_last
-        and rows_of(loader) % sampler.num_replicas
-    ):
-        raise ValueError(
-            f"Expected a DistributedSampler that repeats no rows, found one that fills up "
-            f"{rows_of(loader)} rows for {sampler.num_replicas} processes: set drop_last=True, or "
-            "poisson_sampling=True."
-        )
-
-
-def takes_each_row_once(loader: DataLoader[Any]) -> bool:
-    """Whether one pass of the loader holds no row twice."""
-    sampler = loader.sampler
-    plain = type(loader.batch_sampler) is BatchSampler
-    if isinstance(sampler, RandomSampler):
-        return plain and not sampler.replacement and sampler.num_samples <= rows_of(loader)
-    return plain and isinstance(sampler, (SequentialSampler, DistributedSampler))
 
 
 class BatchMemoryManager:
@@ -218,15 +148,11 @@ class BatchMemoryManager:
             raise TypeError("Expected the data loader that make_private returned, found another.")
         self.optimizer = optimizer
         self.parts = PrivateLoader(
-            data_loader,
-            data_loader.batches,
-            data_loader.announce,
-            data_loader.passes,
-            max_physical_batch_size,
+            data_loader, data_loader.batches, data_loader.draws, max_physical_batch_size
         )
 
     def __enter__(self) -> DataLoader[Any]:
         return self.parts
 
     def __exit__(self, *_: object) -> None:
-        self.optimizer.last_chunk = True
+        self.parts.draws.leave()

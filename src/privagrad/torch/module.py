@@ -9,10 +9,15 @@ import torch
 from torch import Tensor, nn
 
 from privagrad.torch.guards.loss import LossGuard
-from privagrad.torch.guards.recorder import Recorder
-from privagrad.torch.guards.structure import tensors_of
+from privagrad.torch.guards.recorder import Recorder, public_tensors
 from privagrad.torch.guards.traced import untraced
-from privagrad.torch.guards.verification import ModuleGuard
+from privagrad.torch.guards.verification import (
+    Layouts,
+    ModuleGuard,
+    UnverifiedError,
+    refuse_changes,
+    versions,
+)
 from privagrad.torch.layers import Layer, layer_of
 from privagrad.torch.layout import count_examples
 from privagrad.torch.tape import ForwardPass, Tape
@@ -41,6 +46,12 @@ class PrivateModule(nn.Module):
         self.guard = ModuleGuard(module, tape, verify)
         self.loss_guard = LossGuard(tape, verify, loss_reduction)
         for child in _owners(module, tape):
+            if "forward" in vars(child):
+                raise ValueError(
+                    f"Expected the forward of a {type(child).__name__} as its class defines it, "
+                    "found one that was set on the module itself: it would be lost. Make a "
+                    "subclass."
+                )
             child.forward = Tapped(tape, child, layer_of(child))
         for name, parameter in tape.parameters.items():
             parameter.register_hook(_Stray(tape, name))
@@ -60,36 +71,37 @@ class PrivateModule(nn.Module):
 
     def _pass(self, inputs: Any, count: int) -> tuple[Any, ForwardPass]:
         """A forward pass with the layouts that it has been seen to have."""
-        tape, guard = self._tape, self.guard
+        guard = self.guard
         layouts = guard.prepare(inputs, count)
-        while True:
-            recorder = Recorder(count or 1, self._public)
-            before = [t._version for t in tensors_of(inputs)]
-            tape.recorder = recorder
-            try:
-                with tape.passing(count, layouts) as current, recorder:
-                    outputs = self._module(*inputs[0], **inputs[1])
-            finally:
-                tape.recorder = None
-            if [t._version for t in tensors_of(inputs)] != before:
-                raise RuntimeError(
-                    "Expected a module that leaves its inputs as they are, found that it changes "
-                    "them in place: the change would reach every other use of the batch."
-                )
+        # A second time where layers had to guess where the examples are, and guessed wrong.
+        for _ in range(2):
+            outputs, current, recorder = self._recorded(inputs, count, layouts)
             if count:
-                layouts = guard.layouts(recorder.signature, recorder.volatile, inputs, count)
-                current.layouts = layouts
+                current.layouts = layouts = guard.layouts(recorder, inputs, count)
             if not current.guessed_wrong:
                 return outputs, current
+        raise UnverifiedError(
+            "Expected a module that does the same with the same batch, found that it does "
+            "something else each time: it cannot be verified."
+        )
+
+    def _recorded(
+        self, inputs: Any, count: int, layouts: Layouts
+    ) -> tuple[Any, ForwardPass, Recorder]:
+        tape, recorder = self._tape, Recorder(count or 1, public_tensors(self._module))
+        before = versions(inputs)
+        tape.recorder = recorder
+        try:
+            with tape.passing(count, layouts) as current, recorder:
+                outputs = self._module(*inputs[0], **inputs[1])
+        finally:
+            tape.recorder = None
+        refuse_changes(inputs, before)
+        return outputs, current, recorder
 
     def _parts(self) -> tuple[list[int], list[int]]:
         modules = [id(module) for module in self._module.modules()]
         return modules, [id(p) for p in self._module.parameters() if p.requires_grad]
-
-    @property
-    def _public(self) -> frozenset[int]:
-        """The module's own tensors, which hold nothing of the batch."""
-        return frozenset(map(id, (*self._module.parameters(), *self._module.buffers())))
 
     def _refuse_changes(self) -> None:
         if self._parts() == self._known:
@@ -137,9 +149,7 @@ class Tapped:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         tape = self.tape
         if tape.open and tape.recorder is not None:
-            tape.recorder.note(str(id(self.module)), *args, *kwargs.values())
-            # What happens inside a layer is the layer's own affair.
-            with torch._C.DisableTorchFunction():
+            with tape.recorder.layer(self.module, *args, *kwargs.values()):
                 return self.layer(tape, self.module, *args, **kwargs)
         if tape.open:
             return self.layer(tape, self.module, *args, **kwargs)

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import numbers
 import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from privagrad import _validate
 from privagrad.mechanism import GaussianSum, Part
 from privagrad.noise import RandomSource
 from privagrad.torch.moments import History
@@ -24,6 +26,14 @@ FLOAT32 = 2.0**-10
 """What norms and sums in float32 may be off, counted as sensitivity."""
 
 
+class Terms(NamedTuple):
+    """What one batch is released with: the same for all its parts and in all processes."""
+
+    noise_multiplier: float
+    max_grad_norm: float
+    expected_batch_size: float
+
+
 class PrivateOptimizer(Optimizer):
     """`step()` turns what the backward pass left on the tape into private gradients.
 
@@ -32,10 +42,12 @@ class PrivateOptimizer(Optimizer):
         p.grad = (Σ_i g_i min(1, B/‖g_i‖_C) + N(0, z² B² C⁻¹)) / expected_batch_size
 
     for mean losses; not divided for sums. Examples whose gradients are not finite count as 0.
+    `noise_multiplier`, `max_grad_norm` and `expected_batch_size` may be assigned: they count from
+    the next batch on.
 
     Guarantees
     ----------
-    A Gaussian mechanism of noise multiplier z for adding or removing one example of the batch, up
+    A Gaussian mechanism of noise multiplier z for replacing one example's gradient by zero, up
     to the rounding of float32, for which the sensitivity is taken 2⁻¹⁰ larger. Rounding errors
     of sums that cancel to many digits within one example are not covered.
     """
@@ -52,15 +64,15 @@ class PrivateOptimizer(Optimizer):
         loss_reduction: str,
         source: RandomSource,
         processes: Processes,
-        charge: Callable[[], None],
+        charge: Callable[[float], None],
         history: History | None = None,
     ) -> None:
         self.original_optimizer = optimizer
-        self.tape, self.scales, self.history = tape, scales, history
+        self.tape, self.history = tape, history
         self.noise_multiplier, self.max_grad_norm = noise_multiplier, max_grad_norm
-        self.expected_batch_size = expected_batch_size
+        self.expected_batch_size = self._batch_size = expected_batch_size
         self.loss_reduction = loss_reduction
-        self.last_chunk = self._waits = True
+        self._last = self._waits = True
         self.observe: Callable[[int, dict[str, list[Use]], float], None] | None = None
         self.non_finite = self.releases = 0
         self.step_done: Callable[[], None] = lambda: None
@@ -68,7 +80,50 @@ class PrivateOptimizer(Optimizer):
         self._pool: ThreadPoolExecutor | None = None
         dim = sum(parameter.numel() for parameter in tape.parameters.values())
         self._units = np.empty(dim)
-        self._sums: dict[str, Tensor] = {}
+        self._drop_batch()
+        self.scales = scales
+
+    @property
+    def noise_multiplier(self) -> float:
+        """z, of the next release; what it is charged for. 0: without noise."""
+        return self._noise_multiplier
+
+    @noise_multiplier.setter
+    def noise_multiplier(self, value: float) -> None:
+        self._noise_multiplier = noise_of(value)
+
+    @property
+    def max_grad_norm(self) -> float:
+        """B, of the next batch."""
+        return self._max_grad_norm
+
+    @max_grad_norm.setter
+    def max_grad_norm(self, value: float) -> None:
+        self._max_grad_norm = _validate.positive("max_grad_norm", value)
+
+    @property
+    def expected_batch_size(self) -> float:
+        """What the next noisy sum is divided by, where losses are means."""
+        return self._divisor
+
+    @expected_batch_size.setter
+    def expected_batch_size(self, value: float) -> None:
+        self._divisor = _validate.positive("expected_batch_size", value)
+
+    @property
+    def scales(self) -> dict[str, Scale]:
+        """C; a sum that was begun in another ellipsoid is dropped."""
+        return self._scales
+
+    @scales.setter
+    def scales(self, scales: dict[str, Scale]) -> None:
+        self._drop_batch()
+        self._scales = scales
+
+    @property
+    def last_chunk(self) -> bool:
+        """Whether the next `step()` completes a batch."""
+        return self._last
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """One private step; or, for all but the last part of a large batch, its part of the sum."""
@@ -77,10 +132,16 @@ class PrivateOptimizer(Optimizer):
             with torch.enable_grad():
                 loss = closure()
         with torch.no_grad():
-            self._add_batch()
-            if not self.last_chunk:
-                return loss
-            self._release()
+            try:
+                self._add_batch()
+                if not self.last_chunk:
+                    return loss
+                self._release()
+            except BaseException:
+                # A second try must not add the same rows once more.
+                self._drop_batch()
+                raise
+        self._drop_batch()
         self.original_optimizer.step()
         self.step_done()
         return loss
@@ -88,8 +149,21 @@ class PrivateOptimizer(Optimizer):
     def begin_part(self, first: bool, last: bool) -> None:
         """A batch, or a part of one, comes next; what was left of a batch broken off is dropped."""
         if first:
-            self._sums.clear()
-        self.last_chunk, self._waits = last, True
+            self._drop_batch()
+        self._last, self._waits = last, True
+
+    def _drop_batch(self) -> None:
+        self._sums: dict[str, Tensor] = {}
+        self._agreed: Terms | None = None
+
+    def _terms(self) -> Terms:
+        """What the current batch is bounded and released with; fixed by its first part."""
+        if self._agreed is None:
+            own = Terms(self.noise_multiplier, self.max_grad_norm, self.expected_batch_size)
+            values = torch.tensor(own, dtype=torch.float64)
+            self._processes.agree(values)
+            self._agreed = Terms(*values.tolist())
+        return self._agreed
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         self.tape.forget()
@@ -104,6 +178,7 @@ class PrivateOptimizer(Optimizer):
                 "would count twice."
             )
         self._waits = False
+        radius = self._terms().max_grad_norm
         if not uses:
             return
         factor = float(count) if self.loss_reduction == "mean" else 1.0
@@ -113,7 +188,7 @@ class PrivateOptimizer(Optimizer):
         squares = sum(use.squares(self.scales[name].part(use.part)) for name, use in each)
         assert isinstance(squares, Tensor)
         norms = factor * squares.sqrt()
-        weights = factor * (self.max_grad_norm / norms).clamp(max=1.0)
+        weights = factor * (radius / norms).clamp(max=1.0)
         finite = norms.isfinite()
         if not bool(finite.all()):
             self.non_finite += int((~finite).sum())
@@ -131,16 +206,16 @@ class PrivateOptimizer(Optimizer):
             self._sums[name][use.part] += total
 
     def _release(self) -> None:
-        self._charge()
+        noise, radius, divisor = self._terms()
+        self._charge(noise)
         self.releases += 1
-        mean = self.loss_reduction == "mean"
         totals = {name: self._sum_of(name, p) for name, p in self.tape.parameters.items()}
-        if self.noise_multiplier > 0:
+        if noise > 0:
             mechanism = GaussianSum(
                 self._units.size,
-                self.noise_multiplier,
-                self.expected_batch_size,
-                slack=FLOAT32 * (1 + self.expected_batch_size * 2.0**-10),
+                noise,
+                self._batch_size,
+                slack=FLOAT32 * (1 + self._batch_size * 2.0**-10),
             )
             parts = [
                 Part(total.numpy(), self.scales[name].root, total.numpy())
@@ -150,23 +225,25 @@ class PrivateOptimizer(Optimizer):
                 parts,
                 self._units,
                 self._source,
-                self.max_grad_norm,
+                radius,
                 self._threads(),
                 combine=self._processes.sum_array if self._processes.count > 1 else None,
                 noisy=self._processes.first,
             )
-            factor = 1.0 if mean else self.expected_batch_size
+            factor = self._batch_size
         else:
             for total in totals.values():
                 self._processes.sum(total)
-            factor = 1 / self.expected_batch_size if mean else 1.0
+            factor = 1.0
+        if self.loss_reduction == "mean":
+            factor /= divisor
         for name, parameter in self.tape.parameters.items():
             gradient = totals[name].view(parameter.shape)
             if factor != 1:
                 gradient.mul_(factor)
             parameter.grad = gradient.to(parameter.device, parameter.dtype)
-        if self.history is not None:
-            self.scales = self.history.learn(self) or self.scales
+        if self.history is not None and (learned := self.history.learn(self)) is not None:
+            self.scales = learned
 
     def _sum_of(self, name: str, parameter: Tensor) -> Tensor:
         """The bounded sum of all parts of the batch, flat, on the processor that adds the noise."""
@@ -226,5 +303,22 @@ class PrivateOptimizer(Optimizer):
             "one: its gradients would be neither bounded nor noisy. Add it before make_private."
         )
 
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        raise TypeError(
+            "Expected one PrivateOptimizer for one private training, found a copy or a pickle of "
+            "it: a copy would release without being charged. Keep its state with state_dict() or "
+            "engine.save_checkpoint(), or call make_private for another training."
+        )
+
+    def __setstate__(self, state: Any) -> None:
+        """Not torch's, which would change `step` of the whole class."""
+        self.__reduce_ex__(0)
+
     def __repr__(self) -> str:
         return f"Private{self.original_optimizer!r}"
+
+
+def noise_of(value: Any) -> float:
+    """`value` as a noise multiplier: 0, which is no noise, or positive and finite."""
+    zero = isinstance(value, numbers.Real) and not isinstance(value, bool) and value == 0
+    return 0.0 if zero else _validate.positive("noise_multiplier", value)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import uuid
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,15 @@ from privagrad.events import GaussianEvent
 Entry = tuple[str, GaussianEvent]
 
 
+@dataclass(frozen=True)
+class Charge:
+    """What was charged for one release; None: it has no noise."""
+
+    entry: Entry | None
+
+
 class Spending:
-    """Counts releases by run and event.
+    """Counts releases by run and event, in the process that made the account.
 
     A run that goes on from a checkpoint, the one that wrote it or another, notes each release in
     a file beside that checkpoint, so that any later run from it, in any process, counts it too.
@@ -27,10 +35,23 @@ class Spending:
         self.counts: dict[Entry, int] = {}
         self.unprotected = 0
         self._journals: list[Path] = []
+        self._process = os.getpid()
 
-    def charge(self, event: GaussianEvent | None) -> None:
+    def check_process(self) -> None:
+        """Refuse a copy of the account in another process: nobody would add the copies up."""
+        if os.getpid() != self._process:
+            raise RuntimeError(
+                f"Expected the process {self._process}, which made the PrivacyEngine, found a copy "
+                f"of it in process {os.getpid()}: releases charged to a copy are missing from the "
+                "account. Make the engine in the process that trains; to go on elsewhere, use "
+                "save_checkpoint and load_checkpoint."
+            )
+
+    def charge(self, event: GaussianEvent | None) -> Charge:
         """Note one release, before it is made; None: one without noise."""
+        self.check_process()
         record: dict[str, Any] = {"run": self.run, "event": None}
+        entry = None
         if event is None:
             self.unprotected += 1
         else:
@@ -40,6 +61,20 @@ class Spending:
         for journal in self._journals:
             with journal.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(record) + "\n")
+        return Charge(entry)
+
+    def exchange(self, charge: Charge, event: GaussianEvent | None) -> Charge:
+        """Note that a release charged before is made with other noise than was expected.
+
+        Files beside checkpoints keep both: they may count a release too many, never one too few.
+        What was charged without noise stays so.
+        """
+        new = self.charge(event)
+        if charge.entry is not None:
+            self.counts[charge.entry] -= 1
+            if not self.counts[charge.entry]:
+                del self.counts[charge.entry]
+        return new
 
     @property
     def events(self) -> tuple[GaussianEvent, ...]:

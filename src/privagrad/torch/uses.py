@@ -64,11 +64,9 @@ class Use(ABC):
         """Σ_i Σ_k g_ijk² of every row j, (m,)."""
         return self.moments().sum(1)
 
-    def settled(self, squares: Tensor, largest: Tensor, scale: Scale) -> Tensor:
-        """Squared norms as sums of products, with those taken again in which terms cancel.
-
-        `largest` is what each would be if nothing cancelled.
-        """
+    def settled(self, sums: Sequence[tuple[Tensor, Tensor]], scale: Scale) -> Tensor:
+        """Squared norms out of `sums_of_products`, with those taken again in which terms cancel."""
+        squares, largest = (torch.cat(each) for each in zip(*sums, strict=True))
         for i in (squares < _DOUBTFUL * largest).nonzero()[:, 0].tolist():
             squares[i] = scale.double().squared_norms(self.exact_example(i))[0]
         return torch.maximum(squares, _CANCELLED**2 * largest)
@@ -158,7 +156,7 @@ class Outer(Use):
             products = torch.bmm(a * scale.columns, a.transpose(1, 2))
             products *= torch.bmm(d * scale.rows, d.transpose(1, 2))
             parts.append(sums_of_products(products))
-        return self.settled(*(torch.cat(each) for each in zip(*parts, strict=True)), scale)
+        return self.settled(parts, scale)
 
     def _squares_in_cache(self, scale: Scale) -> Tensor:
         m, n = self.gradients.shape[2], self.inputs.shape[2]

@@ -12,6 +12,8 @@ from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.nn.modules.lazy import LazyModuleMixin
 from torch.nn.utils import parametrize
 
+from privagrad import _validate
+
 
 class UnsupportedModuleError(ValueError):
     """A module with parts that cannot be private; the message lists all of them."""
@@ -37,15 +39,47 @@ class ModuleValidator:
         return not any(True for _ in problems(module))
 
     @classmethod
-    def fix(cls, module: nn.Module, **_: Any) -> nn.Module:
-        """A copy of the module with GroupNorm for BatchNorm, and unprotected state left out."""
+    def fix(
+        cls, module: nn.Module, *, replace_bn_with_in: bool = False, num_groups: int | None = None
+    ) -> nn.Module:
+        """A copy of the module with GroupNorm for BatchNorm, and unprotected state left out.
+
+        What is put in keeps the weights and biases of what it replaces, frozen or trained, and
+        its mode.
+
+        Parameters
+        ----------
+        replace_bn_with_in : bool
+            InstanceNorm in place of GroupNorm.
+        num_groups : int, optional
+            Of each GroupNorm; it must divide the number of features. None: the largest divisor
+            up to 32.
+        """
+        if num_groups is not None:
+            _validate.whole("num_groups", num_groups)
+            if replace_bn_with_in:
+                raise ValueError(
+                    "Expected num_groups or replace_bn_with_in=True, found both: InstanceNorm has "
+                    "no groups."
+                )
         fixed = copy.deepcopy(module)
-        if (other := _replacement(fixed)) is not None:
-            return other
-        for path, child in list(fixed.named_modules()):
-            if path and (other := _replacement(child)) is not None:
-                parent, _dot, name = path.rpartition(".")
-                setattr(fixed.get_submodule(parent), name, other)
+        replaced: dict[int, nn.Module | None] = {}
+        for path, child in list(fixed.named_modules(remove_duplicate=False)):
+            if id(child) not in replaced:
+                replaced[id(child)] = _replacement(path, child, replace_bn_with_in, num_groups)
+            if (other := replaced[id(child)]) is None:
+                continue
+            if not path:
+                return other
+            parent, _dot, name = path.rpartition(".")
+            setattr(fixed.get_submodule(parent), name, other)
+        return fixed
+
+    @classmethod
+    def fix_and_validate(cls, module: nn.Module, **options: Any) -> nn.Module:
+        """`fix`, and an error if problems are left."""
+        fixed = cls.fix(module, **options)
+        cls.validate(fixed, strict=True)
         return fixed
 
 
@@ -83,20 +117,52 @@ def _problem(module: nn.Module) -> str | None:
     return None
 
 
-def _replacement(module: nn.Module) -> nn.Module | None:
+_INSTANCE_NORMS = {
+    nn.BatchNorm1d: nn.InstanceNorm1d,
+    nn.BatchNorm2d: nn.InstanceNorm2d,
+    nn.BatchNorm3d: nn.InstanceNorm3d,
+}
+
+
+def _replacement(
+    path: str, module: nn.Module, instance: bool, num_groups: int | None
+) -> nn.Module | None:
+    """What to put in the module's place; None: the module itself, without unprotected state."""
     if isinstance(module, _BatchNorm) and module.num_features:
-        reference = module.weight
-        options: dict[str, Any] = {}
-        if reference is not None:
-            options = {"device": reference.device, "dtype": reference.dtype}
-        groups = _groups(module.num_features)
-        return nn.GroupNorm(groups, module.num_features, module.eps, module.affine, **options)
+        return _without_batch(path or "the module itself", module, instance, num_groups)
     if isinstance(module, _InstanceNorm) and module.track_running_stats:
         module.track_running_stats = False
         module.running_mean = module.running_var = module.num_batches_tracked = None
     if isinstance(module, (nn.Embedding, nn.EmbeddingBag)):
         module.max_norm, module.scale_grad_by_freq = None, False
     return None
+
+
+def _without_batch(
+    path: str, module: _BatchNorm, instance: bool, num_groups: int | None
+) -> nn.Module:
+    """A norm of each example by itself, with the parameters of a BatchNorm."""
+    features = module.num_features
+    other: nn.Module
+    if instance:
+        kind = next((n for b, n in _INSTANCE_NORMS.items() if isinstance(module, b)), None)
+        if kind is None:
+            raise UnsupportedModuleError(
+                f"Expected BatchNorm1d, 2d or 3d with replace_bn_with_in=True, found "
+                f"{type(module).__name__} at {path}: leave the option out, for GroupNorm."
+            )
+        other = kind(features, module.eps, affine=module.affine)
+    else:
+        groups = num_groups or _groups(features)
+        if features % groups:
+            raise ValueError(
+                f"Expected num_groups to divide the features of every BatchNorm, found "
+                f"num_groups={groups} and {features} features at {path}."
+            )
+        other = nn.GroupNorm(groups, features, module.eps, module.affine)
+    if module.affine:
+        other.weight, other.bias = module.weight, module.bias
+    return other.train(module.training)
 
 
 def _groups(features: int) -> int:

@@ -98,6 +98,11 @@ _REPLACED: dict[str, _Replacement] = {
 }  # fmt: skip
 
 
+def normals(shape: torch.Size) -> Tensor:
+    """Normal numbers that are random also where random functions are deterministic."""
+    return torch.from_numpy(np.random.default_rng().standard_normal(tuple(shape)))
+
+
 @contextmanager
 def undisturbed(module: nn.Module) -> Iterator[dict[str, Tensor]]:
     """A deterministic run, after which buffers and random numbers are as they were before.

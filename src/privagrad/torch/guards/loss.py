@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Iterator
+import weakref
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -18,6 +19,7 @@ from torch import Tensor
 
 from privagrad.torch.guards.determinism import Deterministic
 from privagrad.torch.guards.means import mean_of_own_means
+from privagrad.torch.guards.numbers import BatchFloat, BatchInteger
 from privagrad.torch.guards.owners import owners_of
 from privagrad.torch.guards.separation import (
     BROKEN,
@@ -28,12 +30,16 @@ from privagrad.torch.guards.separation import (
 )
 from privagrad.torch.guards.structure import map_tensors, tensors_of
 from privagrad.torch.guards.trace import (
+    SHAPES,
     FromBatch,
     Leaf,
     Output,
     Owners,
+    Replay,
     SeparateLoss,
     TraceNode,
+    batch_factors,
+    example_sizes,
     history,
     keeps_rows,
     row_layouts,
@@ -61,9 +67,12 @@ class LossGuard:
         self._of_outputs: list[TraceNode] = []
         self._of_batch: list[TraceNode] = []
         self._numbers: dict[float, TraceNode] = {}
-        self._lost: list[Tensor] = []
+        self._lost: list[weakref.ref[Tensor]] = []
         self._owners: dict[tuple[int, int], Owners] = {}
         self._batch_is_known = False
+        self._number = 0
+        self._scales: dict[tuple[int, float], int] = {}
+        self.other_batch: Callable[[], None] = lambda: None
 
     def __deepcopy__(self, memo: Any) -> LossGuard:
         return LossGuard(Tape({}), False)
@@ -74,13 +83,14 @@ class LossGuard:
             node.forget()
         self._of_batch.clear()
         self._numbers.clear()
-        self._lost.clear()
+        self._number += 1
+        number = self._number
         if not self.verify:
             return batch
 
         def traced(tensor: Tensor) -> Tensor:
             layout = next(row_layouts(tensor.shape, count), None) if count else Layout(0)
-            return TracedTensor.of(tensor, FromBatch(tensor, count, layout, False), self)
+            return TracedTensor.of(tensor, FromBatch(tensor, count, layout, number), self)
 
         return map_tensors(traced, batch)
 
@@ -123,7 +133,14 @@ class LossGuard:
 
     def lost(self, tensor: Tensor) -> None:
         """A tensor into which something of the batch was written."""
-        self._lost.append(tensor)
+        self._lost = [old for old in self._lost if old() is not None]
+        self._lost.append(weakref.ref(tensor))
+
+    def changed_elsewhere(self) -> TraceNode:
+        """What a tensor holds that was changed in place through another view of its memory."""
+        node = self.node((), 0, False, True)
+        node.forget()
+        return node
 
     def step_done(self) -> None:
         """A step has been made: what was computed from its outputs is of an earlier model."""
@@ -176,9 +193,11 @@ class LossGuard:
         self._batch_is_known = any(isinstance(t, TracedTensor) for t in tensors_of(inputs))
         for tensor in tensors_of(inputs):
             node = getattr(tensor, "node", None)
+            steps = history(node)
+            if any(isinstance(s, FromBatch) and s.number != self._number for s in steps):
+                self.other_batch()
             if not self.verify or node is None or isinstance(node, FromBatch):
                 continue
-            steps = history(node)
             self._refuse_unknown(steps)
             self._if_due(
                 steps, lambda s: self._refuse_moving_rows([s[-1]], "an input of the module")
@@ -217,10 +236,11 @@ class LossGuard:
         """At steps 1, 2, 4, 8, ... of the same trace; a new one is always due."""
         leaves = [s for s in steps if isinstance(s, Leaf)]
         key = signature(steps, max(1, max(leaf.count for leaf in leaves)))
-        seen = self._losses[key] = self._losses.get(key, 0) + 1
+        seen = self._losses.get(key, 0) + 1
         if not seen & (seen - 1):
             self.checks += 1
             check(steps)
+        self._losses[key] = seen
 
     def _refuse_unknown(self, steps: list[TraceNode]) -> None:
         """Refuse what cannot be run again for some examples alone."""
@@ -228,7 +248,8 @@ class LossGuard:
             if step.stale:
                 raise UnverifiedError(
                     "Expected a loss of this batch alone, found in it something computed from an "
-                    f"earlier batch or step, which is not protected. {_ADVICE}"
+                    "earlier batch or step, which is not protected, or changed in place through a "
+                    f"view of it. {_ADVICE}"
                 )
             if isinstance(step, Output) and step.layout is None:
                 raise UnverifiedError(
@@ -243,6 +264,11 @@ class LossGuard:
                     f"examples, found shape {tuple(step.values.shape)} in the loss. {_ADVICE}"
                 )
             for constant in step.constants:
+                if isinstance(constant, BatchFloat | BatchInteger) and step.name not in SHAPES:
+                    raise UnverifiedError(
+                        f"Expected a loss of tensors, found in it the number {constant}, which was "
+                        f"taken from the batch (item(), tolist()). {_ADVICE}"
+                    )
                 if not isinstance(constant, Tensor):
                     continue
                 if constant.grad_fn is not None:
@@ -260,7 +286,7 @@ class LossGuard:
                         "batches from the data loader that make_private returned, so that the "
                         f"engine can follow them, or make it a Python number. {_ADVICE}"
                     )
-                if any(constant is lost for lost in self._lost):
+                if any(_same_memory(constant, lost()) for lost in self._lost):
                     raise UnverifiedError(
                         "Expected tensors that are computed from the batch by functions, found one "
                         f"into which parts of it were written in place. {_ADVICE}"
@@ -277,9 +303,12 @@ class LossGuard:
         problem: Exception | None = None
         examples = sorted(random.Random().sample(range(count), min(count, EXAMPLES)))
         with Deterministic(), torch.random.fork_rng():
-            for axes in constant_layouts(steps, count):
+            for axes, scaled in itertools.product(constant_layouts(steps, count), (False, True)):
+                if scaled and not self._may_stand_for_the_batch(steps, leaves, count):
+                    continue
+                view = Replay(count, examples, axes, scaled)
                 try:
-                    found = mixing_in(steps, leaves, count, examples, axes, self.reduction)
+                    found = mixing_in(steps, leaves, view, self.reduction)
                 except BROKEN as error:
                     problem = problem or error
                     continue
@@ -292,6 +321,19 @@ class LossGuard:
             "Expected a loss that is a sum or a mean over examples and can be computed for some "
             f"of them alone, found one that cannot: {type(problem).__name__}: {problem}. {_ADVICE}"
         ) from problem
+
+    def _may_stand_for_the_batch(
+        self, steps: list[TraceNode], leaves: list[Leaf], count: int
+    ) -> bool:
+        """Whether numbers that scale the loss can be the number of examples, or of their numbers.
+
+        A number that stays as it is when the number of examples changes is not.
+        """
+        factors = batch_factors(steps, count)
+        sizes = example_sizes(leaves)
+        if any(value / count not in sizes for _, value in factors):
+            return False
+        return all(self._scales.setdefault(factor, count) == count for factor in factors)
 
     def _refuse_moving_rows(self, nodes: list[TraceNode], where: str) -> None:
         """Refuse values whose rows for some examples change with other examples."""
@@ -316,6 +358,12 @@ class LossGuard:
             for value in step.constants:
                 if _telling(value) and (source := self._numbers.get(float(value))) is not None:
                     self._refuse_moving_rows([source], f"a loss with the number {value}")
+
+
+def _same_memory(a: Tensor, b: Tensor | None) -> bool:
+    if b is None or not a.numel():
+        return False
+    return a.untyped_storage().data_ptr() == b.untyped_storage().data_ptr()
 
 
 def _fits(tensor: Tensor, layout: Layout, count: int) -> bool:

@@ -2,62 +2,88 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 _QUIET = frozenset({"__get__", "size", "dim", "__len__", "numel", "_set_grad_enabled"})
-_GATHER = frozenset({"index_select", "gather", "take_along_dim"})
-_SCATTER = frozenset(
-    {"scatter", "scatter_", "scatter_add", "scatter_add_", "scatter_reduce", "scatter_reduce_",
-     "index_add", "index_add_", "index_copy", "index_copy_", "masked_select", "take", "put",
-     "put_", "index_put", "index_put_", "nonzero", "unique", "where"}
+_BY_DIMENSION = frozenset(
+    {"index_select", "gather", "take_along_dim", "scatter", "scatter_", "scatter_add",
+     "scatter_add_", "scatter_reduce", "scatter_reduce_", "index_add", "index_add_", "index_copy",
+     "index_copy_", "sort", "topk", "argsort", "repeat_interleave", "unique_consecutive"}
 )  # fmt: skip
+_BY_MASK = frozenset(
+    {"masked_select", "take", "put", "put_", "index_put", "index_put_", "nonzero", "unique",
+     "masked_scatter", "masked_scatter_", "bincount"}
+)  # fmt: skip
+
+
+class Move(NamedTuple):
+    """A call that may put rows elsewhere: the sizes it indexes, and whether rows stay in place."""
+
+    name: str
+    sizes: tuple[int, ...]
+    in_place: bool
 
 
 class Recorder(TorchFunctionMode):
     """Notes every function called, the sizes of its results and its constants.
 
-    `signature` is equal for passes that do the same with another number of examples. `volatile`
-    says that rows are moved by numbers out of the data, so that the next pass with the same
-    signature may put examples elsewhere.
+    `signature` is equal for passes that do the same with another number of examples. `moves` are
+    the calls in which numbers out of the data say which row goes where; `packed` are the lengths of
+    packed sequences, whose rows are nobody's in particular. What happens inside of a layer is
+    not noted; with `quiet`, no other function mode sees it either.
     """
 
-    def __init__(self, count: int, public: frozenset[int]) -> None:
+    def __init__(self, count: int, public: frozenset[int], quiet: bool = True) -> None:
         super().__init__()
-        self.count, self.public = count, public
-        self.volatile = False
+        self.count, self.public, self.quiet = count, public, quiet
+        self.moves: list[Move] = []
+        self.packed: set[int] = set()
         self._calls: list[Any] = []
+        self._inside = False
 
     @property
     def signature(self) -> int:
         return hash(tuple(self._calls))
 
-    def note(self, name: str, *values: Any) -> None:
-        self._calls.append((name, *map(self._constant, values)))
+    @contextmanager
+    def layer(self, module: nn.Module, *given: Any) -> Iterator[None]:
+        """A call of a layer."""
+        self._calls.append((id(module), *map(self._constant, given)))
+        if not isinstance(module, nn.RNNBase):
+            self._refuse_packed(module, given)
+        if self.quiet:
+            with torch._C.DisableTorchFunction():
+                yield
+            return
+        self._inside = True
+        try:
+            yield
+        finally:
+            self._inside = False
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         name = getattr(func, "__name__", "") or str(func)
-        if name not in _QUIET:
+        if name not in _QUIET and not self._inside:
             given = (*args, *kwargs.values()) if kwargs else args
             self._calls.append((name, *map(self._constant, given), self._constant(result)))
-            if not self.volatile:
-                self.volatile = self._moves(name, given)
+            self._note_move(name, given)
         return result
 
     def _constant(self, value: Any) -> Any:
         """What a value tells of the computation: sizes and constants, relative to the batch."""
         if isinstance(value, Tensor):
             return tuple(self._size(n) for n in value.shape)
-        if isinstance(value, bool | str) or value is None:
+        if isinstance(value, bool | str | float) or value is None:
             return value
         if isinstance(value, int):
             return self._size(value)
-        if isinstance(value, float):
-            return value
         if isinstance(value, tuple | list):
             return tuple(self._constant(x) for x in value)
         return type(value).__name__
@@ -65,27 +91,71 @@ class Recorder(TorchFunctionMode):
     def _size(self, n: int) -> Any:
         return ("of the batch", n // self.count) if n and n % self.count == 0 else n
 
-    def _moves(self, name: str, given: Any) -> bool:
-        """Whether a call may move examples to rows that depend on the data."""
+    def _note_move(self, name: str, given: Any) -> None:
         target = given[0] if given else None
-        if not isinstance(target, Tensor) or id(target) in self.public or self.count < 2:
-            return False
-        if name in ("__getitem__", "__setitem__"):
-            index = given[1] if isinstance(given[1], tuple) else (given[1],)
-            tensors = [i for i in index if isinstance(i, Tensor)]
-            if not tensors or any(self._is_own(i) for i in tensors):
-                return False
-            return any(id(i) not in self.public for i in tensors)
-        if name in _GATHER:
-            dim = next((x for x in given[1:] if isinstance(x, int)), 0)
-            return target.dim() > 0 and target.shape[dim] % self.count == 0
+        if not isinstance(target, Tensor) or id(target) in self.public:
+            return
         if name == "_pack_padded_sequence":
-            return len(set(given[1].tolist())) > 1
-        return name in _SCATTER and name != "where"
+            lengths = given[1].tolist()
+            if len(set(lengths)) > 1:
+                self.packed.add(sum(lengths))
+        elif name in ("__getitem__", "__setitem__"):
+            # A number written where a mask says stays in its row.
+            if name == "__getitem__" or isinstance(given[2], Tensor):
+                self._note_index(name, target, given[1])
+        elif name in _BY_DIMENSION and target.dim():
+            dim = next((x for x in given[1:] if type(x) is int), -1)
+            dim = dim if -target.dim() <= dim < target.dim() else -1
+            index = next((x for x in given[1:] if isinstance(x, Tensor)), None)
+            stays = index is not None and index.dim() == 1 and self._is_own(index)
+            self.moves.append(Move(name, (target.shape[dim],), stays))
+        elif name in _BY_MASK:
+            self.moves.append(Move(name, tuple(target.shape), False))
+
+    def _note_index(self, name: str, target: Tensor, index: Any) -> None:
+        """target[index]: which of its sizes are indexed by tensors."""
+        parts = list(index) if isinstance(index, tuple) else [index]
+        used = sum(x.dim() if _is_mask(x) else 1 for x in parts if x is not None and x is not ...)
+        sizes: list[int] = []
+        stays = False
+        dim = 0
+        for part in parts:
+            if part is ...:
+                dim += target.dim() - used
+            elif isinstance(part, Tensor | list):
+                width = part.dim() if isinstance(part, Tensor) and _is_mask(part) else 1
+                if not (isinstance(part, Tensor) and id(part) in self.public):
+                    sizes += target.shape[dim : dim + width]
+                stays = stays or (isinstance(part, Tensor) and self._is_own(part))
+                dim += width
+            elif part is not None:
+                dim += 1
+        if sizes:
+            self.moves.append(Move(name, tuple(sizes), stays))
 
     def _is_own(self, index: Tensor) -> bool:
         """Whether an index takes every example from its own row."""
         own = index.reshape(-1)
-        return len(own) == self.count and torch.equal(
-            own.cpu(), torch.arange(self.count, dtype=own.dtype)
+        return (
+            own.dtype != torch.bool
+            and len(own) == self.count
+            and torch.equal(own.cpu().long(), torch.arange(self.count))
         )
+
+    def _refuse_packed(self, module: nn.Module, given: Any) -> None:
+        for value in given:
+            if isinstance(value, Tensor) and value.dim() and value.shape[0] in self.packed:
+                raise ValueError(
+                    f"Expected the examples in a dimension of the input of "
+                    f"{type(module).__name__}, found the rows of packed sequences of different "
+                    "lengths: they cannot be told apart by example. Pad the sequences before this layer (pad_packed_sequence)."
+                )
+
+
+def _is_mask(part: Any) -> bool:
+    return isinstance(part, Tensor) and part.dtype == torch.bool
+
+
+def public_tensors(module: nn.Module) -> frozenset[int]:
+    """The module's own tensors, which hold nothing of the batch."""
+    return frozenset(map(id, (*module.parameters(), *module.buffers())))

@@ -5,11 +5,12 @@ from __future__ import annotations
 import itertools
 import random
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from privagrad.torch.guards.determinism import Deterministic
+from privagrad.torch.guards.determinism import Deterministic, normals
 from privagrad.torch.guards.trace import (
     Leaf,
     Output,
@@ -52,17 +53,15 @@ def constant_layouts(steps: list[TraceNode], count: int) -> list[dict[int, Layou
 def mixing_in(
     steps: list[TraceNode],
     leaves: list[Leaf],
-    count: int,
-    examples: list[int],
-    axes: dict[int, Layout],
+    view: Replay,
     reduction: str,
 ) -> str:
     """How an example's gradient depends on other examples; empty if it does not."""
-    size = len(examples)
-    together = _gradients(steps, leaves, Replay(count, examples, axes), examples)
+    examples, size = view.examples, len(view.examples)
+    together = _gradients(steps, leaves, view)
     factor = size if reduction == "mean" else 1
     for position, example in enumerate(examples):
-        alone = _gradients(steps, leaves, Replay(count, [example], axes), [example])
+        alone = _gradients(steps, leaves, replace(view, examples=[example]))
         for leaf, several, one in zip(leaves, together, alone, strict=True):
             if several is None or one is None:
                 continue
@@ -76,10 +75,9 @@ def mixing_in(
                     return _wrong_share(own, exact, reduction, size)
     changes = [*((change, None) for change in _CHANGES), *((0.0, s) for s in _STRANGE)]
     for kept, (change, strange) in itertools.product(_halves(size), changes):
-        others = _others(examples, kept, count)
+        others = replace(view, examples=_others(examples, kept, view.count))
         try:
-            view = Replay(count, others, axes)
-            after = _gradients(steps, leaves, view, others, kept, change, strange)
+            after = _gradients(steps, leaves, others, kept, change, strange)
         except BROKEN:
             # Such as probabilities that noise has made larger than 1, or a class that is none.
             continue
@@ -113,7 +111,6 @@ def _gradients(
     steps: list[TraceNode],
     leaves: list[Leaf],
     view: Replay,
-    examples: Sequence[int],
     kept: Sequence[bool] | None = None,
     change: float = 0.0,
     strange: int | None = None,
@@ -124,7 +121,7 @@ def _gradients(
     roots: list[Tensor] = []
     with torch.enable_grad():
         for leaf in leaves:
-            rows = leaf.rows(examples)
+            rows = leaf.rows(view.examples)
             if kept is not None and isinstance(leaf, Output) and rows.is_floating_point():
                 rows = _disturbed(leaf, rows, kept, change)
             elif kept is not None and isinstance(leaf, SeparateLoss):
@@ -146,7 +143,7 @@ def _disturbed(leaf: Leaf, rows: Tensor, kept: Sequence[bool], change: float) ->
     parts = leaf.layout.split(rows, len(kept)).clone()
     size = rows.std() + rows.abs().mean() + 1e-3 if rows.numel() > 1 else rows.abs().mean() + 1e-3
     others = ~torch.tensor(kept)
-    parts[others] += change * size * torch.randn_like(parts[others])
+    parts[others] += change * size * normals(parts[others].shape).to(rows)
     return leaf.layout.join(parts)
 
 
@@ -219,11 +216,11 @@ def _changed(leaf: Leaf, rows: Tensor, kept: Sequence[bool], strange: int | None
     old = parts[others]
     if strange is None:
         every = leaf.layout.split(leaf.values, leaf.count)
-        new = every[torch.randint(leaf.count, (len(old),))]
+        new = every[[random.Random().randrange(leaf.count) for _ in range(len(old))]]
     elif old.dtype == torch.bool:
         new = ~old
     elif old.is_floating_point():
-        new = old * (1 + abs(strange)) + 1 + torch.randn_like(old)
+        new = old * (1 + abs(strange)) + 1 + normals(old.shape).to(old)
     else:
         new = torch.full_like(old, strange)
     parts[others] = new

@@ -5,6 +5,8 @@ It can be run for some of the examples alone, and with other values for some of 
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,7 +19,7 @@ from privagrad.torch.layout import Layout
 
 Take = Callable[[Tensor], Tensor]
 
-_SHAPES = frozenset(
+SHAPES = frozenset(
     {"view", "reshape", "expand", "repeat", "unflatten", "new_zeros", "new_ones", "new_full",
      "new_empty", "broadcast_to", "split", "chunk", "narrow", "as_strided"}
 )  # fmt: skip
@@ -138,20 +140,26 @@ class SeparateLoss(Leaf):
 
 
 class FromBatch(Leaf):
-    """A tensor of the batch that the private data loader drew."""
+    """A tensor of a batch that the private data loader drew, by the number of the batch."""
+
+    def __init__(self, values: Tensor, count: int, layout: Layout | None, number: int) -> None:
+        super().__init__(values, count, layout, False)
+        self.number = number
 
 
 @dataclass
 class Replay:
     """A way to run a trace of `count` examples again for `examples` alone.
 
-    Constants that have a row for each example are cut as `axes` says, by identity; numbers that
-    are the number of examples are replaced.
+    Constants that have a row for each example are cut as `axes` says, by identity. Sizes that
+    are those of the batch are replaced; so are, with `scaled`, numbers that a loss is multiplied
+    with or divided by.
     """
 
     count: int
     examples: Sequence[int]
     axes: dict[int, Layout] = field(default_factory=dict)
+    scaled: bool = False
 
     def constant(self, value: Any, name: str) -> Any:
         size = len(self.examples)
@@ -163,17 +171,46 @@ class Replay:
                 return value
             index = torch.tensor(self.examples, device=value.device)
             return layout.join(layout.split(value, self.count)[index])
-        if isinstance(value, bool):
-            return value
-        if isinstance(value, int) and name != "__getitem__" and value > 0:
-            shapes = name in _SHAPES or "div" in name or "mul" in name
-            if value % self.count == 0 and shapes:
-                return value // self.count * size
         if isinstance(value, slice) and value.stop == self.count:
             return slice(value.start, size, value.step)
-        if isinstance(value, float) and value in (float(self.count), 1 / self.count):
-            return float(size) if value == self.count else 1 / size
+        if name in SHAPES and is_multiple(value, self.count):
+            return value // self.count * size
+        if self.scaled and is_factor(name) and is_multiple(value, self.count):
+            return value / self.count * size
+        if self.scaled and is_factor(name) and value == 1 / self.count:
+            return 1 / size
         return value
+
+
+def is_multiple(value: Any, count: int) -> bool:
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    return number and value > 0 and value % count == 0
+
+
+def is_factor(name: str) -> bool:
+    return "div" in name or "mul" in name
+
+
+def example_sizes(leaves: Sequence[Leaf]) -> set[int]:
+    """How many numbers an example may have in outputs and targets: products of their sizes."""
+    sizes = {1}
+    for leaf in leaves:
+        if leaf.layout is not None and leaf.count:
+            own = leaf.layout.split(leaf.values, leaf.count).shape[1:]
+            for chosen in itertools.product((0, 1), repeat=min(len(own), 6)):
+                sizes.add(math.prod(n for n, keep in zip(own, chosen, strict=False) if keep))
+    return sizes
+
+
+def batch_factors(steps: Sequence[TraceNode], count: int) -> list[tuple[int, float]]:
+    """The numbers that a loss is scaled with and that may stand for the size of the batch."""
+    return [
+        (place, float(value))
+        for place, step in enumerate(steps)
+        if is_factor(step.name)
+        for value in step.constants
+        if is_multiple(value, count)
+    ]
 
 
 def history(node: TraceNode | None) -> list[TraceNode]:
@@ -206,7 +243,9 @@ def signature(steps: list[TraceNode], count: int) -> int:
         if isinstance(x, TraceNode):
             return ("node", numbers[id(x)])
         if isinstance(x, Tensor):
-            return ("tensor", x.dim(), x.requires_grad)
+            # Values of what is the same for all batches are part of what is computed.
+            rows = next(row_layouts(x.shape, count), None)
+            return ("tensor", x.dim(), float(x.double().sum()) if rows is None else None)
         if isinstance(x, int) and not isinstance(x, bool) and x and x % count == 0:
             return ("of the batch", x // count)
         return repr(x) if not isinstance(x, Owners) else "owners"

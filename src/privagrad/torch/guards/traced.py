@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from privagrad.torch.guards.means import MEANS
+from privagrad.torch.guards.numbers import of_batch
 from privagrad.torch.guards.trace import TraceNode
 
 
@@ -19,11 +20,12 @@ class TracedTensor(torch.Tensor):
 
     node: TraceNode | None = None
     guard: Any = None
+    version = 0
 
     @classmethod
     def of(cls, tensor: Tensor, node: TraceNode, guard: Any) -> TracedTensor:
         traced = tensor.as_subclass(cls)
-        traced.node, traced.guard = node, guard
+        traced.node, traced.guard, traced.version = node, guard, _version(tensor)
         return traced
 
     def __format__(self, spec: str) -> str:
@@ -35,7 +37,8 @@ class TracedTensor(torch.Tensor):
 
     def __deepcopy__(self, memo: Any) -> Any:
         with torch._C.DisableTorchFunctionSubclass():
-            return copy.deepcopy(self.as_subclass(Tensor), memo)
+            twin = copy.deepcopy(self.as_subclass(Tensor), memo)
+            return twin if self.node is None else TracedTensor.of(twin, self.node, self.guard)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         with torch._C.DisableTorchFunctionSubclass():
@@ -51,7 +54,7 @@ class TracedTensor(torch.Tensor):
         with torch._C.DisableTorchFunctionSubclass():
             given, structure = tree_flatten([args, kwargs])
             versions = [_version(x) for x in given]
-            nodes = [x.node if isinstance(x, TracedTensor) else None for x in given]
+            nodes = [_node(x) if isinstance(x, TracedTensor) else None for x in given]
             guard = next((x.guard for x in given if isinstance(x, TracedTensor) and x.guard), None)
         made: tuple[Any, ...] | None = None
         if func in MEANS and guard is not None:
@@ -63,7 +66,7 @@ class TracedTensor(torch.Tensor):
         with torch._C.DisableTorchFunctionSubclass():
             if func in _NUMBERS:
                 guard.escaped(result, nodes[0])
-                return result
+                return of_batch(result) if func in _MARKED else result
             traced = [x if node is None else node for x, node in zip(given, nodes, strict=True)]
             made = made or (func, *tree_unflatten(traced, structure))
             for place, x in enumerate(given):
@@ -77,7 +80,16 @@ class TracedTensor(torch.Tensor):
 
 
 _SILENT = {Tensor.requires_grad.__get__}  # type: ignore[attr-defined]
-_NUMBERS = {Tensor.item, Tensor.__float__, Tensor.__int__, Tensor.__index__, Tensor.tolist}
+_MARKED = {Tensor.item, Tensor.tolist}
+_NUMBERS = {*_MARKED, Tensor.__float__, Tensor.__int__, Tensor.__index__}
+
+
+def _node(tensor: TracedTensor) -> TraceNode | None:
+    """How a tensor was computed, unless it has been changed since through another view of it."""
+    if tensor.node is not None and _version(tensor) != tensor.version:
+        tensor.node = tensor.guard.changed_elsewhere()
+        tensor.version = _version(tensor)
+    return tensor.node
 
 
 def _set(tensor: Tensor, guard: Any, made: Any, place: int, written: bool) -> None:
@@ -85,7 +97,7 @@ def _set(tensor: Tensor, guard: Any, made: Any, place: int, written: bool) -> No
         # Something of the batch was written into a tensor that is not ours to mark.
         guard.lost(tensor)
         return
-    tensor.guard = guard
+    tensor.guard, tensor.version = guard, _version(tensor)
     tensor.node = guard.node(made, place, written, tensor.requires_grad)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -10,7 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from privagrad.torch.guards.determinism import undisturbed
+from privagrad.torch.guards.determinism import normals, undisturbed
+from privagrad.torch.guards.recorder import Recorder, public_tensors
 from privagrad.torch.guards.structure import tensors_of
 from privagrad.torch.layout import (
     Layout,
@@ -18,15 +20,18 @@ from privagrad.torch.layout import (
     ObservedTensor,
     input_leaves,
     learned_layout,
+    mixed,
     possible_axes,
+    same,
     take,
+    with_strange_others,
 )
 from privagrad.torch.scales import Scale, accurate, as_matrix
 from privagrad.torch.tape import Tape
 from privagrad.torch.uses import Use
 
-EXAMPLES, MOVED, MOVED_FIRST = 3, 6, 12
-"""How many examples of a batch are verified; where the data moves rows; there at first."""
+EXAMPLES = 3
+"""How many examples of a batch are verified."""
 
 _RELATIVE, _OF_ALL = 1e-3, 1e-5
 _COARSE = 100.0
@@ -44,11 +49,31 @@ class UntriedError(UnverifiedError):
 
 
 @dataclass
-class Alone:
-    """What a module does with one example alone."""
+class Observed:
+    """What a module does with some examples."""
 
     observed: list[ObservedTensor]
     written: dict[str, Tensor]
+    recorder: Recorder
+
+
+@dataclass(frozen=True)
+class Learned:
+    """Where a pass has its examples, and which of its calls may move them to other rows."""
+
+    layouts: Layouts
+    moving: frozenset[int]
+
+    def refuse_moved_rows(self, recorder: Recorder) -> None:
+        """Refuse a pass in which an index out of the data puts examples into other rows."""
+        for place in self.moving:
+            if place < len(recorder.moves) and not recorder.moves[place].in_place:
+                raise UnverifiedError(
+                    "Expected a module that keeps the examples in their rows, found that "
+                    f"{recorder.moves[place].name}() moves them by an index or a mask that depends "
+                    "on the data: its gradients could not be told apart by example. Mask rows "
+                    "instead of choosing them; for sequences say enforce_sorted=False."
+                )
 
 
 class ModuleGuard:
@@ -63,8 +88,8 @@ class ModuleGuard:
     def __init__(self, module: nn.Module, tape: Tape, verify: bool = True) -> None:
         self.module, self.tape, self.verify = module, tape, verify
         self.passes = self.verifications = 0
-        self.latest: Layouts | None = None
-        self._known: dict[int, Layouts] = {}
+        self.latest: Learned | None = None
+        self._known: dict[int, Learned] = {}
         self._axes: tuple[int | None, ...] | None = None
 
     def prepare(self, inputs: Any, count: int) -> Layouts:
@@ -75,32 +100,30 @@ class ModuleGuard:
             except UntriedError:
                 # If it is the module's own error, it shows on the whole batch too.
                 return {}
-        return self.latest or {}
+        return self.latest.layouts if self.latest else {}
 
-    def layouts(self, signature: int, volatile: bool, inputs: Any, count: int) -> Layouts:
+    def layouts(self, recorder: Recorder, inputs: Any, count: int) -> Layouts:
         """The layouts of a pass that has been made, verified where it is due."""
-        fresh = self.passes == 0 and self.latest is not None
-        self.passes += 1
-        known = self._known.get(signature)
-        due = not self.passes & (self.passes - 1)
-        if volatile:
-            known = self._learn(inputs, count, MOVED if known else MOVED_FIRST)
-        elif (known is None or due) and not fresh:
+        prepared = self.passes == 0 and self.latest is not None
+        due = not (self.passes + 1) & self.passes
+        known = self.latest if prepared else self._known.get(recorder.signature)
+        if known is None or (due and not prepared):
             known = self._learn(inputs, count)
-        elif known is None:
-            known = self.latest or {}
-        self._known[signature] = known
+        if self.verify:
+            known.refuse_moved_rows(recorder)
+        self._known[recorder.signature] = known
+        self.passes += 1
         if count > 1:
             self.latest = known
-        return known
+        return known.layouts
 
-    def _learn(self, inputs: Any, count: int, most: int = EXAMPLES) -> Layouts:
+    def _learn(self, inputs: Any, count: int) -> Learned:
         self.verifications += 1
         leaves = input_leaves(inputs)[0]
         guesses = possible_axes(leaves, count, self.tape.batch_first)
         if self._axes in guesses:
             guesses.insert(0, self._axes)
-        examples = sorted(random.Random().sample(range(count), min(count, most)))
+        examples = sorted(random.Random().sample(range(count), min(count, EXAMPLES)))
         problem: Exception | None = None
         for axes in dict.fromkeys(guesses):
             try:
@@ -115,40 +138,70 @@ class ModuleGuard:
             except _BROKEN as error:
                 problem = problem or _untried(error)
         if not self.verify:
-            return {}
+            return Learned({}, frozenset())
         assert problem is not None
         raise problem
 
-    def _try(self, inputs: Any, axes: Sequence[int | None], examples: list[int]) -> Layouts:
+    def _try(self, inputs: Any, axes: Sequence[int | None], examples: list[int]) -> Learned:
         """Compare some examples together with each alone, as if `axes` were the examples'."""
         together = take(inputs, axes, examples)
         single = [take(inputs, axes, [example]) for example in examples]
         whole = self._observe(together, len(examples))
         alone = [self._observe(one, 1) for one in single]
-        layouts = _match(whole, alone) if len(examples) > 1 else {}
+        if len(examples) == 1:
+            found = Learned({}, frozenset())
+        else:
+            found = Learned(_match(whole, alone), _moving(whole, alone))
         if self.verify:
             self._refuse_memory(alone)
-            self._compare(together, single, layouts)
-        return layouts
+            self._refuse_rare_mixing(together, axes, whole, found)
+            self._compare(together, single, found.layouts)
+        return found
 
-    def _observe(self, inputs: Any, count: int) -> Alone:
+    def _observe(self, inputs: Any, count: int) -> Observed:
         """A pass without gradients; every tensor that goes into a layer or out of the module."""
         tape = self.tape
         observed: list[ObservedTensor] = []
+        recorder = Recorder(count, public_tensors(self.module), quiet=False)
+        before = versions(inputs)
         with undisturbed(self.module) as written, torch.no_grad():
-            tape.observed = observed
-            with tape.passing(count):
+            tape.observed, tape.recorder = observed, recorder
+            with tape.passing(count), recorder:
                 outputs = self.module(*inputs[0], **inputs[1])
-            tape.observed = None
+            tape.observed = tape.recorder = None
+        refuse_changes(inputs, before)
         for place, leaf in enumerate(tensors_of(outputs)):
             observed.append(
                 ObservedTensor(
                     ("output", place), "the module's output", leaf.detach(), leaf.dim(), shared=True
                 )
             )
-        return Alone(observed, written)
+        return Observed(observed, written, recorder)
 
-    def _refuse_memory(self, alone: list[Alone]) -> None:
+    def _refuse_rare_mixing(
+        self, together: Any, axes: Sequence[int | None], whole: Observed, found: Learned
+    ) -> None:
+        """Refuse modules that mix examples only where the data are unusual.
+
+        The first example must come out the same beside others with missing or huge values.
+        """
+        count = whole.recorder.count
+        for value in (float("nan"), 1e4):
+            strange = with_strange_others(together, axes, value)
+            if strange is None:
+                return
+            try:
+                beside = self._observe(strange, count)
+            except _BROKEN:
+                continue
+            for a, b in zip(whole.observed, beside.observed, strict=False):
+                layout = found.layouts.get(a.key)
+                if layout is None or a.tensor.shape != b.tensor.shape:
+                    continue
+                if not same(*(layout.split(x.tensor, count)[0] for x in (a, b))):
+                    raise mixed(a.name)
+
+    def _refuse_memory(self, alone: list[Observed]) -> None:
         """Refuse buffers into which a pass writes what depends on its examples."""
         first = alone[0].written
         for other in alone[1:]:
@@ -189,7 +242,7 @@ class ModuleGuard:
                 )
 
 
-def _match(whole: Alone, alone: list[Alone]) -> Layouts:
+def _match(whole: Observed, alone: list[Observed]) -> Layouts:
     """The layout of everything observed."""
     count = len(alone)
     for one in alone:
@@ -213,6 +266,15 @@ def _match(whole: Alone, alone: list[Alone]) -> Layouts:
     return layouts
 
 
+def _moving(whole: Observed, alone: list[Observed]) -> frozenset[int]:
+    """The calls that index a dimension which has the examples, by their place."""
+    several, single = whole.recorder.moves, alone[0].recorder.moves
+    if len(several) != len(single):
+        return frozenset(range(len(several)))
+    pairs = enumerate(zip(several, single, strict=True))
+    return frozenset(place for place, (a, b) in pairs if a.sizes != b.sizes)
+
+
 def _refuse_shared(several: ObservedTensor, alone: list[ObservedTensor]) -> None:
     """Refuse what has no examples where a layer needs them, or differs from example to example."""
     if several.leading and not several.shared:
@@ -232,11 +294,10 @@ def _backward(tape: Tape, outputs: Any, count: int, layouts: Layouts) -> list[We
 
     None for outputs without a gradient, and for those that are not of examples.
     """
-    generator = torch.Generator().manual_seed(0)
     weights: list[Weight | None] = []
     roots, drawn = [], []
     for place, leaf in enumerate(tensors_of(outputs)):
-        gradient = torch.randn(leaf.shape, generator=generator).to(leaf)
+        gradient = normals(leaf.shape).to(leaf)
         layout = layouts.get(("output", place), Layout(0)) if leaf.dim() else None
         weight = _weight(leaf, gradient, layout, tape) if leaf.requires_grad else None
         weights.append(weight)
@@ -296,7 +357,10 @@ def _differences(
             square += float(use.squares(scale)[position])
         if float((found - g).norm()) > tolerance:
             wrong.append((name, f"off by {_share(found - g, g)} of it"))
-        elif abs(max(square, 0.0) ** 0.5 - float(g.norm())) > 3 * tolerance:
+        # Norms too large for their type count as not finite: nothing is released of them.
+        elif (
+            math.isfinite(square) and abs(max(square, 0.0) ** 0.5 - float(g.norm())) > 3 * tolerance
+        ):
             wrong.append((name, f"to have the norm {square**0.5:.3g} instead of {g.norm():.3g}"))
     return wrong
 
@@ -304,6 +368,20 @@ def _differences(
 def _share(difference: Tensor, g: Tensor) -> str:
     size = float(g.norm())
     return f"{float(difference.norm()) / size:.1%}" if size else "all"
+
+
+def versions(inputs: Any) -> list[int]:
+    return [tensor._version for tensor in tensors_of(inputs)]
+
+
+def refuse_changes(inputs: Any, before: list[int]) -> None:
+    """Refuse a module that has changed its inputs in place since `before`."""
+    if versions(inputs) != before:
+        raise UnverifiedError(
+            "Expected a module that leaves its inputs as they are, found that it changes them in "
+            "place: the change would reach every other use of the batch. Use the operation that "
+            "returns a new tensor instead (x = x - y for x -= y)."
+        )
 
 
 def _untried(error: Exception) -> UntriedError:

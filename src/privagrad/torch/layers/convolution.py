@@ -229,7 +229,7 @@ class Convolution(Use):
             products = torch.bmm(a.transpose(1, 2) * scale.columns, a)
             products *= torch.bmm(d.transpose(1, 2) * scale.rows, d)
             parts.append(sums_of_products(products))
-        return self.settled(*(torch.cat(each) for each in zip(*parts, strict=True)), scale)
+        return self.settled(parts, scale)
 
     def total(self, weights: Tensor) -> Tensor:
         weights = weights.to(self.gradients.dtype)

@@ -1,0 +1,48 @@
+"""Python numbers that were taken from a batch: what is computed from them stays marked."""
+
+from __future__ import annotations
+
+from typing import Any
+
+_OPERATIONS = (
+    "add", "radd", "sub", "rsub", "mul", "rmul", "truediv", "rtruediv", "floordiv", "rfloordiv",
+    "mod", "rmod", "pow", "rpow", "neg", "pos", "abs",
+)  # fmt: skip
+
+
+class BatchFloat(float):
+    """A number of a batch, such as `loss.item()`."""
+
+    def __reduce__(self) -> Any:
+        return float, (float(self),)
+
+
+class BatchInteger(int):
+    """A whole number of a batch, such as `mask.sum().item()`."""
+
+    def __reduce__(self) -> Any:
+        return int, (int(self),)
+
+
+def of_batch(value: Any) -> Any:
+    """The same number or list of numbers, marked."""
+    if isinstance(value, list):
+        return [of_batch(x) for x in value]
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return value
+    return BatchInteger(value) if isinstance(value, int) else BatchFloat(value)
+
+
+def _marked(kind: type, name: str) -> Any:
+    plain = getattr(kind.__mro__[1], name)
+
+    def operation(self: Any, *others: Any) -> Any:
+        result = plain(self, *others)
+        return result if result is NotImplemented else of_batch(result)
+
+    return operation
+
+
+for _kind in (BatchFloat, BatchInteger):
+    for _name in _OPERATIONS:
+        setattr(_kind, f"__{_name}__", _marked(_kind, f"__{_name}__"))

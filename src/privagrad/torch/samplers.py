@@ -1,0 +1,148 @@
+"""Which rows a data loader chooses from, and how often a pass holds them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from torch.utils.data import (
+    BatchSampler,
+    ConcatDataset,
+    DataLoader,
+    DistributedSampler,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+    Subset,
+    SubsetRandomSampler,
+)
+
+from privagrad.torch.processes import Processes
+
+_NO_BATCH_SIZE = (
+    "Expected a data loader with a batch_size, found none: make_private needs it for the sampling "
+    "rate."
+)
+
+
+def rows_of(loader: DataLoader[Any]) -> int:
+    """How many rows the loader's data set has; refuses a stream, and one that repeats rows."""
+    data = loader.dataset
+    if isinstance(data, IterableDataset):
+        raise TypeError(
+            "Expected a data set with a length and rows by number, found an IterableDataset: rows "
+            "of a stream cannot be sampled independently. Load it into a list or a table."
+        )
+    if _repeats_rows(data):
+        raise ValueError(
+            "Expected a data set that holds each row once, found a Subset or ConcatDataset that "
+            "repeats some: a row that is in a batch twice moves the sum by twice the bound. Take "
+            "out the repeats."
+        )
+    return len(data)  # type: ignore[arg-type]
+
+
+def _repeats_rows(data: Any) -> bool:
+    if isinstance(data, Subset):
+        different = len({int(row) for row in data.indices})
+        return different < len(data.indices) or _repeats_rows(data.dataset)
+    if isinstance(data, ConcatDataset):
+        different = len({id(part) for part in data.datasets})
+        return different < len(data.datasets) or any(map(_repeats_rows, data.datasets))
+    return False
+
+
+def sampler_of(loader: DataLoader[Any]) -> Any:
+    """What chooses the rows: of a loader with a batch sampler, the sampler inside it."""
+    if loader.batch_sampler is None:
+        raise ValueError(_NO_BATCH_SIZE)
+    if type(loader.batch_sampler) is BatchSampler:
+        return loader.batch_sampler.sampler
+    return loader.batch_sampler
+
+
+def sampled_rows(loader: DataLoader[Any], processes: Processes) -> Sequence[int]:
+    """The rows that the loader's sampler chooses from, for Poisson batches of exactly these.
+
+    Guarantees
+    ----------
+    Rows that the sampler leaves out are never drawn. Which rows it chooses from must be public.
+    """
+    rows, sampler = rows_of(loader), sampler_of(loader)
+    kind = type(sampler)
+    if kind is SubsetRandomSampler:
+        chosen = [int(row) for row in sampler.indices]
+        if len(set(chosen)) < len(chosen) or not all(0 <= row < rows for row in chosen):
+            raise ValueError(
+                f"Expected a SubsetRandomSampler of different rows between 0 and {rows - 1} with "
+                "poisson_sampling=True, found repeated rows or others."
+            )
+        return chosen
+    if kind in (SequentialSampler, RandomSampler) and len(sampler.data_source) == rows:
+        return range(rows)
+    if kind is DistributedSampler and len(sampler.dataset) == rows:
+        if (sampler.num_replicas, sampler.rank) == (processes.count, processes.rank):
+            return range(rows)
+        raise ValueError(
+            f"Expected a DistributedSampler for rank {processes.rank} of {processes.count} "
+            "processes, those of the module, with poisson_sampling=True, found one for rank "
+            f"{sampler.rank} of {sampler.num_replicas}."
+        )
+    raise ValueError(
+        "Expected a data loader that chooses from all rows of its data set (in order, shuffled or "
+        "by DistributedSampler) or from those of a SubsetRandomSampler, found a "
+        f"{kind.__name__}: poisson_sampling=True would draw other rows, or the same rows with "
+        "other probabilities. Use one of those, or say poisson_sampling=False."
+    )
+
+
+def steps_of(loader: DataLoader[Any], rows: Sequence[int] | None, batch_size: int) -> int:
+    """How many batches a pass has: Poisson batches from `rows`, or for None the loader's own."""
+    if rows is None:
+        return len(loader)
+    sampler = sampler_of(loader)
+    taken = sampler.num_samples if isinstance(sampler, RandomSampler) else len(rows)
+    return math.ceil(taken / batch_size)
+
+
+def batch_size_of(loader: DataLoader[Any], rows: Sequence[int] | None, processes: Processes) -> int:
+    """How many rows all processes together take in one step."""
+    most = rows_of(loader) if rows is None else len(rows)
+    size = loader.batch_size
+    if size is None:
+        size = getattr(loader.batch_sampler, "batch_size", None)
+    if size is None:
+        raise ValueError(_NO_BATCH_SIZE)
+    shared = isinstance(sampler_of(loader), DistributedSampler)
+    return min(int(size) * (processes.count if shared else 1), most)
+
+
+def refuse_repeats(loader: DataLoader[Any], processes: Processes) -> None:
+    """Refuse samplers that hand the same row to two processes."""
+    sampler = sampler_of(loader)
+    shared = isinstance(sampler, DistributedSampler)
+    if processes.count > 1 and not (
+        shared and (sampler.num_replicas, sampler.rank) == (processes.count, processes.rank)
+    ):
+        raise ValueError(
+            f"Expected a DistributedSampler for {processes.count} processes with "
+            f"poisson_sampling=False, found {type(sampler).__name__}: two processes could take the "
+            "same row in one step, which moves the sum by twice the bound."
+        )
+    if shared and not sampler.drop_last and rows_of(loader) % sampler.num_replicas:
+        raise ValueError(
+            f"Expected a DistributedSampler that repeats no rows, found one that fills up "
+            f"{rows_of(loader)} rows for {sampler.num_replicas} processes: set drop_last=True, or "
+            "poisson_sampling=True."
+        )
+
+
+def takes_each_row_once(loader: DataLoader[Any]) -> bool:
+    """Whether one pass of the loader holds no row twice."""
+    sampler = sampler_of(loader)
+    if type(sampler) is RandomSampler:
+        return not sampler.replacement and sampler.num_samples <= len(sampler.data_source)
+    if type(sampler) is SubsetRandomSampler:
+        return len({int(row) for row in sampler.indices}) == len(sampler.indices)
+    return type(sampler) in (SequentialSampler, DistributedSampler)

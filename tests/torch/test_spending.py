@@ -1,0 +1,36 @@
+"""Releases that are counted together cost what they cost apart."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import pytest
+
+from privagrad.accounting import PrivacyPlan
+from privagrad.events import GaussianEvent
+from privagrad.torch.spending import Spending
+
+EVENTS = [
+    GaussianEvent(2.0, 1, "poisson", 1000, 20, "gradients"),
+    GaussianEvent(30.0, 1, purpose="moments"),
+    GaussianEvent(9.0, 1, purpose="gradients", under="zero-out"),
+]
+
+
+def test_releases_that_are_counted_together_cost_what_they_cost_apart() -> None:
+    spending = Spending()
+    made = [EVENTS[0]] * 5 + [EVENTS[1]] + [EVENTS[0]] * 3 + [EVENTS[2]] * 2
+    for event in made:
+        spending.charge(event)
+    assert [event.count for event in spending.events] == [8, 1, 2]
+    apart = PrivacyPlan(tuple(made)).epsilon(1e-6)
+    assert spending.get_epsilon(1e-6) == pytest.approx(apart, rel=1e-9)
+
+
+def test_a_checkpoint_that_says_add_or_remove_one_keeps_its_meaning(tmp_path: Path) -> None:
+    stored = asdict(EVENTS[2]) | {"under": "add-or-remove-one"}
+    state = {"unprotected": 0, "counts": [{"run": "old", "event": stored, "count": 4}]}
+    spending = Spending()
+    spending.resume(state, tmp_path / "checkpoint.pt")
+    assert spending.events == (replace(EVENTS[2], count=4),)
