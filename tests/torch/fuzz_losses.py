@@ -58,7 +58,7 @@ class Step:
 
     @property
     def flat(self) -> Tensor:
-        return self.outputs.reshape(len(self.outputs), -1)
+        return self.outputs.flatten(1)
 
 
 Program = Callable[[Step], None]
@@ -88,9 +88,9 @@ def _log_likelihood(s: Step) -> Tensor:
 
 
 def _own_normaliser(s: Step) -> Tensor:
-    rows, mask = s.rows.reshape(len(s.rows), -1), s.mask
-    if rows.shape[1] == 1:
-        return (rows[:, 0] * mask.mean(1)).mean()
+    rows, mask = s.rows, s.mask
+    if rows.dim() == 1:
+        return (rows * mask.mean(1)).mean()
     return ((rows * mask).sum(1) / mask.sum(1)).mean()
 
 
@@ -108,7 +108,7 @@ def _two_terms(s: Step) -> Tensor:
 def _logits(s: Step) -> Tensor:
     """What the model says at present, (examples, ...)."""
     with torch.no_grad():
-        return logits_of(s.model(s.inputs)).reshape(len(s.flat), -1)
+        return logits_of(s.model(s.inputs)).flatten(1)
 
 
 def _own_predictions(s: Step) -> Tensor:
@@ -159,8 +159,8 @@ def _contrast(s: Step) -> Tensor:
 
 
 def _over_the_mask(s: Step) -> Tensor:
-    rows = s.rows.reshape(len(s.rows), -1)
-    mask = s.mask if rows.shape[1] > 1 else s.mask[:, :1] * s.mask[:, 1:2]
+    rows = s.rows
+    mask = s.mask if rows.dim() > 1 else s.mask[:, 0] * s.mask[:, 1]
     return (rows * mask).sum() / mask.sum().clamp(min=1)
 
 

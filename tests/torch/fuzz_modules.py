@@ -109,7 +109,7 @@ def _flat(x: Tensor, layer: nn.Module) -> Tensor:
 
 def _flat_tokens_first(x: Tensor, layer: nn.Module) -> Tensor:
     y: Tensor = layer(x.transpose(0, 1).reshape(-1, x.shape[2]))
-    return y.reshape(x.shape[1], x.shape[0], -1).transpose(0, 1)
+    return y.reshape(x.shape[1], x.shape[0], WIDTH).transpose(0, 1)
 
 
 def _recurrent(x: Tensor, layer: nn.Module) -> Tensor:
