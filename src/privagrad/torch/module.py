@@ -77,7 +77,7 @@ class PrivateModule(nn.Module):
         for _ in range(2):
             outputs, current, recorder = self._recorded(inputs, count, layouts)
             if count:
-                current.layouts = layouts = guard.layouts(recorder, inputs, count)
+                current.layouts = layouts = guard.layouts(recorder, inputs, count, outputs)
             if not current.guessed_wrong:
                 return outputs, current
         raise UnverifiedError(

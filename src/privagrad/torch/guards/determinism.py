@@ -6,6 +6,7 @@ import random
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -24,10 +25,13 @@ class Deterministic(TorchFunctionMode):
     Dropout keeps everything, random numbers are constants, permutations move everything by one.
     """
 
+    used = False
+
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         name = getattr(func, "__name__", "")
         if (replaced := _REPLACED.get(name)) is not None:
+            self.used = True
             return replaced(func, args, kwargs)
         return func(*args, **kwargs)
 
@@ -103,32 +107,57 @@ def normals(shape: torch.Size) -> Tensor:
     return torch.from_numpy(np.random.default_rng().standard_normal(tuple(shape)))
 
 
-@contextmanager
-def undisturbed(module: nn.Module) -> Iterator[dict[str, Tensor]]:
-    """A deterministic run, after which buffers and random numbers are as they were before.
+@dataclass
+class Aftermath:
+    """What a run would have left behind: what it wrote into buffers, and whether it was random."""
 
-    Yields a dictionary that holds, afterwards, what the run has written into buffers.
-    """
+    written: dict[str, Tensor] = field(default_factory=dict)
+    random: bool = False
+
+
+@contextmanager
+def undisturbed(module: nn.Module) -> Iterator[Aftermath]:
+    """A deterministic run, after which buffers and random numbers are as they were before."""
     buffers = {name: (buffer, buffer.clone()) for name, buffer in module.named_buffers()}
     of_python, of_numpy = random.getstate(), np.random.get_state()  # noqa: NPY002
-    written: dict[str, Tensor] = {}
+    aftermath, mode = Aftermath(), Deterministic()
     try:
-        with torch.random.fork_rng(), Deterministic(), warnings.catch_warnings():
+        with torch.random.fork_rng(), warnings.catch_warnings(), mode:
             warnings.simplefilter("ignore")
             torch.manual_seed(0)
             random.seed(0)
             np.random.seed(0)  # noqa: NPY002
-            yield written
+            before = _states()
+            yield aftermath
+            aftermath.random = mode.used or _states() != before
     finally:
         random.setstate(of_python)
         np.random.set_state(of_numpy)  # noqa: NPY002
-        with torch.no_grad():
-            now = dict(module.named_buffers())
-            for name, (buffer, before) in buffers.items():
-                # Writing to a buffer that has not changed would break the graphs it is in.
-                if now.get(name) is not buffer or not torch.equal(buffer, before):
-                    written[name] = now.get(name, before).clone()
-                    buffer.copy_(before)
-                if now.get(name) is not buffer:
-                    owner, _, own = name.rpartition(".")
-                    module.get_submodule(owner)._buffers[own] = buffer
+        _restore(module, buffers, aftermath.written)
+
+
+def _states() -> tuple[Any, ...]:
+    of_numpy = np.random.get_state(legacy=False)["state"]  # noqa: NPY002
+    assert isinstance(of_numpy, dict)
+    return (
+        random.getstate(),
+        of_numpy["pos"],
+        of_numpy["key"].tobytes(),
+        torch.get_rng_state().numpy().tobytes(),
+    )
+
+
+@torch.no_grad()
+def _restore(
+    module: nn.Module, buffers: dict[str, tuple[Tensor, Tensor]], written: dict[str, Tensor]
+) -> None:
+    """Put the buffers back, and note what was in them."""
+    now = dict(module.named_buffers())
+    for name, (buffer, before) in buffers.items():
+        # Writing to a buffer that has not changed would break the graphs it is in.
+        if now.get(name) is not buffer or not torch.equal(buffer, before):
+            written[name] = now.get(name, before).clone()
+            buffer.copy_(before)
+        if now.get(name) is not buffer:
+            owner, _, own = name.rpartition(".")
+            module.get_submodule(owner)._buffers[own] = buffer

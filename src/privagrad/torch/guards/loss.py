@@ -24,6 +24,8 @@ from privagrad.torch.guards.owners import owners_of
 from privagrad.torch.guards.separation import (
     BROKEN,
     EXAMPLES,
+    alone_gradients,
+    close_gradients,
     constant_layouts,
     depends_on_others,
     mixing_in,
@@ -45,8 +47,9 @@ from privagrad.torch.guards.trace import (
     row_layouts,
     rows_stay_whole,
     signature,
+    size_guesses,
 )
-from privagrad.torch.guards.traced import TracedTensor
+from privagrad.torch.guards.traced import TracedTensor, node_of
 from privagrad.torch.guards.verification import UnverifiedError
 from privagrad.torch.layout import Layout
 from privagrad.torch.tape import ForwardPass, Tape
@@ -71,6 +74,7 @@ class LossGuard:
         self._owners: dict[tuple[int, int], Owners] = {}
         self._batch_is_known = False
         self._number = 0
+        self._batch_of_inputs: int | None = None
         self._scales: dict[tuple[int, float], int] = {}
         self.other_batch: Callable[[], None] = lambda: None
 
@@ -109,6 +113,9 @@ class LossGuard:
                 if tensor.dim() == 0 or (layout and not _fits(tensor, layout, current.count)):
                     layout = None
                 node = Output(values, current.count, layout, tensor.requires_grad)
+                node.batch = self._batch_of_inputs
+                if tensor.requires_grad:
+                    tensor = _Receipt.apply(tensor, node)
             return TracedTensor.of(tensor, node, self)
 
         return map_tensors(traced, outputs)
@@ -177,24 +184,56 @@ class LossGuard:
     @contextmanager
     def backward_of(self, loss: TracedTensor) -> Iterator[None]:
         """The backward pass of a loss, which has been checked."""
+        self._expected: list[list[tuple[Output, int, Tensor]]] = []
         with torch._C.DisableTorchFunctionSubclass():
             if self.verify:
                 self._check(loss)
+            if any(isinstance(step, SeparateLoss) for step in history(loss.node)):
+                # The gradients of that loss arrive at the outputs as well.
+                self._expected.clear()
             # Let go of everything the loss was computed from.
             self.step_done()
+        for leaf, _, _ in itertools.chain(*self._expected):
+            leaf.wanted, leaf.received = True, None
         self.tape.loss_seen = True
         try:
             yield
         finally:
             self.tape.loss_seen = False
+        self._refuse_other_gradients()
+
+    def _refuse_other_gradients(self) -> None:
+        """Refuse a backward pass that has brought the outputs other gradients than the loss has."""
+        factor = self.reduction == "mean"
+        for candidate in self._expected:
+            if all(
+                leaf.layout is not None
+                and close_gradients(
+                    leaf.layout.split(_received(leaf), leaf.count)[example]
+                    * (leaf.count if factor else 1),
+                    leaf.layout.split(exact, 1)[0],
+                )
+                for leaf, example, exact in candidate
+            ):
+                return
+        if self._expected:
+            self.tape.forget()
+            raise UnverifiedError(
+                "Expected the gradient of each example's outputs to be that of the example's own "
+                "loss, found others (a hook that changes gradients, a backward() of one's own, "
+                f"backward(gradient=...)). {_ADVICE}"
+            )
 
     def check_inputs(self, inputs: Any) -> None:
         """Refuse inputs of the module whose rows hold something of other examples of the batch."""
+        self._batch_of_inputs = None
         self._batch_is_known = any(isinstance(t, TracedTensor) for t in tensors_of(inputs))
         for tensor in tensors_of(inputs):
-            node = getattr(tensor, "node", None)
+            node = node_of(tensor)
             steps = history(node)
-            if any(isinstance(s, FromBatch) and s.number != self._number for s in steps):
+            numbers = {s.number for s in steps if isinstance(s, FromBatch)}
+            self._batch_of_inputs = max(numbers, default=self._batch_of_inputs or 0) or None
+            if numbers - {self._number}:
                 self.other_batch()
             if not self.verify or node is None or isinstance(node, FromBatch):
                 continue
@@ -208,7 +247,7 @@ class LossGuard:
         if not self.verify:
             return
         for tensor in tensors:
-            steps = history(tensor.node)
+            steps = history(node_of(tensor))
             self._refuse_unknown(steps)
             if not isinstance(steps[-1], Leaf):
                 self._if_due(steps, self._check_input)
@@ -217,11 +256,18 @@ class LossGuard:
         self._refuse_moving_rows(steps[-1:], "an input of the module")
 
     def _check(self, loss: TracedTensor) -> None:
-        steps = history(loss.node)
+        steps = history(node_of(loss))
         self._refuse_unknown(steps)
         counts = {s.count for s in steps if isinstance(s, Output | SeparateLoss)}
         if counts == {0}:
             return
+        batches = {s.batch for s in steps if isinstance(s, Output)}
+        batches |= {s.number for s in steps if isinstance(s, FromBatch)}
+        if len(batches - {None}) > 1:
+            raise UnverifiedError(
+                "Expected a loss of one batch, found one of several: a row that is in two of them "
+                f"would count twice. {_ADVICE}"
+            )
         if not counts or loss.node is None:
             raise UnverifiedError(f"Expected a loss of the module's outputs, found none. {_ADVICE}")
         if loss.numel() != 1:
@@ -297,30 +343,40 @@ class LossGuard:
         leaves = [s for s in steps if isinstance(s, Leaf)]
         self._refuse_moving_rows(_sides(steps), "the loss")
         self._refuse_numbers(steps)
-        if _is_mean_of_rows(steps):
-            return
         count = max(leaf.count for leaf in leaves)
         problem: Exception | None = None
         examples = sorted(random.Random().sample(range(count), min(count, EXAMPLES)))
         with Deterministic(), torch.random.fork_rng():
-            for axes, scaled in itertools.product(constant_layouts(steps, count), (False, True)):
-                if scaled and not self._may_stand_for_the_batch(steps, leaves, count):
-                    continue
-                view = Replay(count, examples, axes, scaled)
+            for view in self._views(steps, leaves, count, examples):
                 try:
+                    if _is_mean_of_rows(steps):
+                        self._expected.append(alone_gradients(steps, leaves, view))
+                        continue
                     found = mixing_in(steps, leaves, view, self.reduction)
+                    if not found:
+                        self._expected.append(alone_gradients(steps, leaves, view))
+                        return
                 except BROKEN as error:
                     problem = problem or error
                     continue
-                if not found:
-                    return
                 problem = problem if isinstance(problem, UnverifiedError) else _mixing(found)
+        if self._expected:
+            return
         if isinstance(problem, UnverifiedError):
             raise problem
         raise UnverifiedError(
             "Expected a loss that is a sum or a mean over examples and can be computed for some "
             f"of them alone, found one that cannot: {type(problem).__name__}: {problem}. {_ADVICE}"
         ) from problem
+
+    def _views(
+        self, steps: list[TraceNode], leaves: list[Leaf], count: int, examples: list[int]
+    ) -> Iterator[Replay]:
+        """The ways in which constants may belong to the examples, the likeliest first."""
+        scales = (False, True) if self._may_stand_for_the_batch(steps, leaves, count) else (False,)
+        for axes in constant_layouts(steps, count):
+            for scaled, sizes in itertools.product(scales, size_guesses(steps, count)):
+                yield Replay(count, examples, axes, scaled, sizes)
 
     def _may_stand_for_the_batch(
         self, steps: list[TraceNode], leaves: list[Leaf], count: int
@@ -358,6 +414,25 @@ class LossGuard:
             for value in step.constants:
                 if _telling(value) and (source := self._numbers.get(float(value))) is not None:
                     self._refuse_moving_rows([source], f"a loss with the number {value}")
+
+
+class _Receipt(torch.autograd.Function):
+    """The identity, which keeps the gradient of an output where it is wanted."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor, node: Output) -> Tensor:
+        ctx.node = node
+        return tensor.detach()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        if ctx.node.wanted:
+            ctx.node.received = gradient.detach()
+        return gradient, None
+
+
+def _received(leaf: Output) -> Tensor:
+    return torch.zeros_like(leaf.values) if leaf.received is None else leaf.received
 
 
 def _same_memory(a: Tensor, b: Tensor | None) -> bool:

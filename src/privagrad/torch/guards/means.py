@@ -62,7 +62,9 @@ def _of_examples(
             )
         aim = getattr(target, "node", None)
         aim = target.as_subclass(Tensor) if aim is None else aim
-        made: Any = (mean_of_own_means, [func, node, aim, weight, owners, options], {})
+        factors = getattr(weight, "node", None)
+        factors = weight if factors is None else factors
+        made: Any = (mean_of_own_means, [func, node, aim, factors, owners, options], {})
         if not uneven and rows_stay_whole(node, tuple(input.shape)):
             # As many rows for each example: PyTorch's mean is the same, and faster.
             return as_pytorch()[0], made

@@ -14,7 +14,7 @@ _QUIET = frozenset({"__get__", "size", "dim", "__len__", "numel", "_set_grad_ena
 _BY_DIMENSION = frozenset(
     {"index_select", "gather", "take_along_dim", "scatter", "scatter_", "scatter_add",
      "scatter_add_", "scatter_reduce", "scatter_reduce_", "index_add", "index_add_", "index_copy",
-     "index_copy_", "sort", "topk", "argsort", "repeat_interleave", "unique_consecutive"}
+     "index_copy_", "repeat_interleave"}
 )  # fmt: skip
 _BY_MASK = frozenset(
     {"masked_select", "take", "put", "put_", "index_put", "index_put_", "nonzero", "unique",
@@ -148,7 +148,8 @@ class Recorder(TorchFunctionMode):
                 raise ValueError(
                     f"Expected the examples in a dimension of the input of "
                     f"{type(module).__name__}, found the rows of packed sequences of different "
-                    "lengths: they cannot be told apart by example. Pad the sequences before this layer (pad_packed_sequence)."
+                    "lengths: they cannot be told apart by example. Pad the sequences before this "
+                    "layer (pad_packed_sequence)."
                 )
 
 

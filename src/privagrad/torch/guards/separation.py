@@ -20,6 +20,7 @@ from privagrad.torch.guards.trace import (
     history,
     row_layouts,
     run_again,
+    size_guesses,
 )
 from privagrad.torch.layout import Layout, same
 
@@ -71,7 +72,7 @@ def mixing_in(
             elif leaf.layout is not None:
                 own = leaf.layout.split(several, size)[position]
                 exact = leaf.layout.split(one, 1)[0]
-                if not _close(own * factor, exact):
+                if not close_gradients(own * factor, exact):
                     return _wrong_share(own, exact, reduction, size)
     changes = [*((change, None) for change in _CHANGES), *((0.0, s) for s in _STRANGE)]
     for kept, (change, strange) in itertools.product(_halves(size), changes):
@@ -87,14 +88,14 @@ def mixing_in(
             if leaf.layout is not None:
                 rows = torch.tensor(kept)
                 a, b = (leaf.layout.split(g, size)[rows] for g in (a, b))
-            if not _close(a, b):
+            if not close_gradients(a, b):
                 return "the gradient of an example changes with the outputs of others"
     return ""
 
 
 def _wrong_share(own: Tensor, exact: Tensor, reduction: str, size: int) -> str:
     other, factor = ("sum", 1) if reduction == "mean" else ("mean", size)
-    if _close(own * factor, exact):
+    if close_gradients(own * factor, exact):
         return f"examples are put together by a {other}, where loss_reduction is {reduction!r}"
     return f"the gradient of an example among {size} is not that of the example alone"
 
@@ -105,6 +106,20 @@ def _others(examples: Sequence[int], kept: Sequence[bool], count: int) -> list[i
     pool = [example for example in range(count) if example not in own]
     random.Random().shuffle(pool)
     return [e if keep else pool.pop() for e, keep in zip(examples, kept, strict=True)]
+
+
+def alone_gradients(
+    steps: list[TraceNode], leaves: list[Leaf], view: Replay
+) -> list[tuple[Output, int, Tensor]]:
+    """The gradients of the loss of each example alone in the module's outputs."""
+    return [
+        (leaf, example, gradient)
+        for example in view.examples
+        for leaf, gradient in zip(
+            leaves, _gradients(steps, leaves, replace(view, examples=[example])), strict=True
+        )
+        if isinstance(leaf, Output) and gradient is not None
+    ]
 
 
 def _gradients(
@@ -168,8 +183,9 @@ def depends_on_others(node: TraceNode) -> bool | None:
     examples = random.Random().sample(range(count), size)
     with Deterministic(), torch.random.fork_rng(), torch.no_grad():
         found = [
-            _changed_rows(steps, leaves, Replay(count, examples, axes), examples)
+            _changed_rows(steps, leaves, Replay(count, examples, axes, sizes=sizes), examples)
             for axes in constant_layouts(steps, count)
+            for sizes in size_guesses(steps, count)
         ]
     return False if False in found else True if True in found else None
 
@@ -227,7 +243,7 @@ def _changed(leaf: Leaf, rows: Tensor, kept: Sequence[bool], strange: int | None
     return leaf.layout.join(parts)
 
 
-def _close(a: Tensor, b: Tensor) -> bool:
+def close_gradients(a: Tensor, b: Tensor) -> bool:
     """Whether gradients are the same; those that are not finite count as 0 anyway."""
     if not bool(a.isfinite().all() & b.isfinite().all()):
         return True

@@ -84,10 +84,8 @@ class TraceNode:
         """The value, computed from other values of its sources."""
         func, *arguments = self.made
         leaves, structure = tree_flatten(arguments)
-        leaves = [
-            values[id(x)] if isinstance(x, TraceNode) else view.constant(x, self.name)
-            for x in leaves
-        ]
+        leaves = view.constants(leaves, self.name)
+        leaves = [values[id(x)] if isinstance(x, TraceNode) else x for x in leaves]
         if self.written:
             leaves[self.place] = leaves[self.place].clone()
         args, kwargs = tree_unflatten(leaves, structure)
@@ -125,9 +123,15 @@ class Leaf(TraceNode):
 
 
 class Output(Leaf):
-    """An output of the private module."""
+    """An output of the private module; with `wanted`, it keeps the gradient that it receives.
+
+    `batch` is the number of the batch that it was computed from; None where that is unknown.
+    """
 
     of_outputs = True
+    wanted = False
+    received: Tensor | None = None
+    batch: int | None = None
 
 
 class SeparateLoss(Leaf):
@@ -160,6 +164,18 @@ class Replay:
     examples: Sequence[int]
     axes: dict[int, Layout] = field(default_factory=dict)
     scaled: bool = False
+    sizes: str = "all"
+
+    def constants(self, given: Sequence[Any], name: str) -> list[Any]:
+        """The constants of a call; of its sizes all, the first or the last are the batch's."""
+        places = [i for i, x in enumerate(given) if name in SHAPES and is_multiple(x, self.count)]
+        chosen = {"all": places, "first": places[:1], "last": places[-1:]}[self.sizes]
+        return [
+            x // self.count * len(self.examples) if i in chosen
+            else x if i in places or isinstance(x, TraceNode)
+            else self.constant(x, name)
+            for i, x in enumerate(given)
+        ]  # fmt: skip
 
     def constant(self, value: Any, name: str) -> Any:
         size = len(self.examples)
@@ -173,8 +189,6 @@ class Replay:
             return layout.join(layout.split(value, self.count)[index])
         if isinstance(value, slice) and value.stop == self.count:
             return slice(value.start, size, value.step)
-        if name in SHAPES and is_multiple(value, self.count):
-            return value // self.count * size
         if self.scaled and is_factor(name) and is_multiple(value, self.count):
             return value / self.count * size
         if self.scaled and is_factor(name) and value == 1 / self.count:
@@ -189,6 +203,14 @@ def is_multiple(value: Any, count: int) -> bool:
 
 def is_factor(name: str) -> bool:
     return "div" in name or "mul" in name
+
+
+def size_guesses(steps: Sequence[TraceNode], count: int) -> tuple[str, ...]:
+    """Which sizes may be the batch's: with as many tokens as examples nobody knows."""
+    for step in steps:
+        if step.name in SHAPES and sum(is_multiple(x, count) for x in step.constants) > 1:
+            return ("first", "all", "last")
+    return ("all",)
 
 
 def example_sizes(leaves: Sequence[Leaf]) -> set[int]:

@@ -54,7 +54,7 @@ class TracedTensor(torch.Tensor):
         with torch._C.DisableTorchFunctionSubclass():
             given, structure = tree_flatten([args, kwargs])
             versions = [_version(x) for x in given]
-            nodes = [_node(x) if isinstance(x, TracedTensor) else None for x in given]
+            nodes = [node_of(x) for x in given]
             guard = next((x.guard for x in given if isinstance(x, TracedTensor) and x.guard), None)
         made: tuple[Any, ...] | None = None
         if func in MEANS and guard is not None:
@@ -84,8 +84,10 @@ _MARKED = {Tensor.item, Tensor.tolist}
 _NUMBERS = {*_MARKED, Tensor.__float__, Tensor.__int__, Tensor.__index__}
 
 
-def _node(tensor: TracedTensor) -> TraceNode | None:
+def node_of(tensor: Any) -> TraceNode | None:
     """How a tensor was computed, unless it has been changed since through another view of it."""
+    if not isinstance(tensor, TracedTensor):
+        return None
     if tensor.node is not None and _version(tensor) != tensor.version:
         tensor.node = tensor.guard.changed_elsewhere()
         tensor.version = _version(tensor)

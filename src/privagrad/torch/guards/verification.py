@@ -55,6 +55,7 @@ class Observed:
     observed: list[ObservedTensor]
     written: dict[str, Tensor]
     recorder: Recorder
+    random: bool
 
 
 @dataclass(frozen=True)
@@ -63,6 +64,24 @@ class Learned:
 
     layouts: Layouts
     moving: frozenset[int]
+    alone: tuple[tuple[int, Observed], ...] = ()
+
+    def refuse_other_outputs(self, outputs: Any, count: int) -> None:
+        """Refuse a pass of the whole batch with other outputs for examples than those alone have.
+
+        Where random functions are called nobody can tell.
+        """
+        for example, one in self.alone:
+            found = {o.key: o.tensor for o in one.observed}
+            for place, leaf in enumerate(tensors_of(outputs)):
+                layout = self.layouts.get(("output", place))
+                alone = found.get(("output", place))
+                if layout is None or alone is None or one.random:
+                    continue
+                if not same(
+                    layout.split(leaf.detach(), count)[example].reshape(alone.shape), alone
+                ):
+                    raise mixed("the module's output")
 
     def refuse_moved_rows(self, recorder: Recorder) -> None:
         """Refuse a pass in which an index out of the data puts examples into other rows."""
@@ -102,7 +121,7 @@ class ModuleGuard:
                 return {}
         return self.latest.layouts if self.latest else {}
 
-    def layouts(self, recorder: Recorder, inputs: Any, count: int) -> Layouts:
+    def layouts(self, recorder: Recorder, inputs: Any, count: int, outputs: Any) -> Layouts:
         """The layouts of a pass that has been made, verified where it is due."""
         prepared = self.passes == 0 and self.latest is not None
         due = not (self.passes + 1) & self.passes
@@ -111,6 +130,8 @@ class ModuleGuard:
             known = self._learn(inputs, count)
         if self.verify:
             known.refuse_moved_rows(recorder)
+            if due or recorder.signature not in self._known:
+                known.refuse_other_outputs(outputs, count)
         self._known[recorder.signature] = known
         self.passes += 1
         if count > 1:
@@ -151,7 +172,8 @@ class ModuleGuard:
         if len(examples) == 1:
             found = Learned({}, frozenset())
         else:
-            found = Learned(_match(whole, alone), _moving(whole, alone))
+            seen = tuple(zip(examples, alone, strict=True))
+            found = Learned(_match(whole, alone), _moving(whole, alone), seen)
         if self.verify:
             self._refuse_memory(alone)
             self._refuse_rare_mixing(together, axes, whole, found)
@@ -164,7 +186,7 @@ class ModuleGuard:
         observed: list[ObservedTensor] = []
         recorder = Recorder(count, public_tensors(self.module), quiet=False)
         before = versions(inputs)
-        with undisturbed(self.module) as written, torch.no_grad():
+        with undisturbed(self.module) as aftermath, torch.no_grad():
             tape.observed, tape.recorder = observed, recorder
             with tape.passing(count), recorder:
                 outputs = self.module(*inputs[0], **inputs[1])
@@ -176,7 +198,7 @@ class ModuleGuard:
                     ("output", place), "the module's output", leaf.detach(), leaf.dim(), shared=True
                 )
             )
-        return Observed(observed, written, recorder)
+        return Observed(observed, aftermath.written, recorder, aftermath.random)
 
     def _refuse_rare_mixing(
         self, together: Any, axes: Sequence[int | None], whole: Observed, found: Learned
