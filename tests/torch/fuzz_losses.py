@@ -325,3 +325,7 @@ MIXING: dict[str, Program] = {
     "two backward passes": _twice,
     "cached gradients": _cached,
 }  # fmt: skip
+
+OF_SOME_SIZE = frozenset({"over a constant"})
+"""Means over the size of a batch that is written as a number: bounded, but with a factor that a
+batch of one example does not have."""

@@ -37,7 +37,7 @@ class Fixed(Sampler[list[int]]):
         return iter(self.batches)
 
 
-@dataclass
+@dataclass(repr=False)
 class Training:
     """A module, a program of its backward passes, rows, and the batches of a loop over them.
 
@@ -55,6 +55,10 @@ class Training:
     pooled: bool = True
     tolerance: float = CLOSE
     collate: Callable[[list[Any]], Any] | None = None
+    told: str = ""
+
+    def __repr__(self) -> str:
+        return self.told
 
     def step(self, model: Any, batch: Any, number: int, memory: dict[str, Any]) -> None:
         x, labels, weights, mask, _ = batch

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
@@ -35,6 +35,8 @@ def fuzzed(examples: int) -> settings:
         deadline=None,
         derandomize=TIMES == 1,
         database=None,
+        # Failures are small already, and told in words.
+        phases=[Phase.generate],
         suppress_health_check=list(HealthCheck),
     )
 
@@ -68,7 +70,7 @@ def rows(seed: int, words: bool, tokens: int) -> tuple[Tensor, ...]:
 @st.composite
 def trainings(
     draw: Any, special: list[str], programs: list[str], size: int = 2, odd: bool = True
-) -> tuple[str, Training]:
+) -> Training:
     """Ordinary parts, with one of `special` among them, a loss of `programs`, and a loop."""
     known = fuzz_modules.ORDINARY | fuzz_modules.ODD | fuzz_modules.MIXING | fuzz_modules.RANDOM
     names = draw(st.lists(st.sampled_from(sorted(fuzz_modules.ORDINARY)), max_size=size))
@@ -100,71 +102,71 @@ def trainings(
     program = (fuzz_losses.ORDINARY | fuzz_losses.MIXING)[name]
     mixing = {*names, name} & {*fuzz_modules.MIXING, *fuzz_losses.MIXING}
     tolerance = MIXED if mixing else CLOSE
-    training = Training(model, program, rows(draw(st.integers(0, 99)), words, tokens), batches,
-                        route, rate, options, pooled, tolerance)  # fmt: skip
+    tolerance = torch.inf if name in fuzz_losses.OF_SOME_SIZE else tolerance
     told = (f"{names}, {name}, words={words}, {tokens} tokens, {pool}, tied={tied}, {form}, "
             f"batches={batches}, {route}, {options}, rate={rate}")  # fmt: skip
-    return told, training
+    return Training(
+        model, program, rows(draw(st.integers(0, 99)), words, tokens), batches, route, rate,
+        options, pooled, tolerance, told=told,
+    )  # fmt: skip
 
 
-def judge(told: str, training: Training, compared: bool = True) -> str:
-    try:
-        found = verdict(training, compared)
-    except Exception as error:
-        error.add_note(told)
-        raise
-    return found
-
-
-def alone(part: str, program: str, seed: int, pooled: bool) -> Training:
+def alone(part: str, program: str, seed: int, pooled: bool = False) -> Training:
     """A part with a loss, in batches of several sizes, from the private loader."""
     torch.manual_seed(seed)
     known = fuzz_modules.ORDINARY | fuzz_modules.ODD | fuzz_modules.MIXING
     model = Model(False, [known[part]()], "mean" if pooled else None, "tensor", CLASSES)
     losses = fuzz_losses.ORDINARY | fuzz_losses.MIXING
+    # As many as classes, tokens, one, and more than are verified.
     batches = [[0, 1, 2, 3], [4, 5, 6, 7, 8, 9, 10], [11, 12, 13], [14], list(range(8))]
-    return Training(model, losses[program], rows(seed, False, 3), batches, pooled=pooled)
+    compared = program not in fuzz_losses.OF_SOME_SIZE
+    return Training(
+        model, losses[program], rows(seed, False, 3), batches, pooled=pooled,
+        tolerance=CLOSE if compared else torch.inf,
+    )  # fmt: skip
 
 
-@pytest.mark.parametrize("pooled", [True, False], ids=["examples", "tokens"])
 @pytest.mark.parametrize("name", ANY_PARTS)
-def test_each_part(name: str, pooled: bool) -> None:
-    found = verdict(alone(name, "cross-entropy", 0, pooled))
+def test_each_part(name: str) -> None:
+    found = verdict(alone(name, "cross-entropy", 0))
     assert found == "accepted" or name not in fuzz_modules.ORDINARY
 
 
-@pytest.mark.parametrize("pooled", [True, False], ids=["examples", "tokens"])
-@pytest.mark.parametrize("name", ANY_LOSSES)
-def test_each_loss(name: str, pooled: bool) -> None:
-    found = verdict(alone("linear, tanh", name, 1, pooled))
-    assert found == "accepted" or name not in fuzz_losses.ORDINARY
+@pytest.mark.parametrize("pooled", [True, False], ids=["of examples", "of tokens"])
+@pytest.mark.parametrize("name", fuzz_losses.ORDINARY)
+def test_each_ordinary_loss(name: str, pooled: bool) -> None:
+    assert verdict(alone("linear, tanh", name, 1, pooled)) == "accepted"
+
+
+@pytest.mark.parametrize("name", fuzz_losses.MIXING)
+def test_each_mixing_loss(name: str) -> None:
+    verdict(alone("linear, tanh", name, 1))
 
 
 @fuzzed(110)
 @given(trainings(ANY_PARTS, [*fuzz_losses.ORDINARY]))
-def test_any_module_is_computed_exactly_or_refused(drawn: tuple[str, Training]) -> None:
-    COUNTS["any module, " + judge(*drawn)] += 1
+def test_any_module_is_computed_exactly_or_refused(training: Training) -> None:
+    COUNTS["any module, " + verdict(training)] += 1
 
 
 @fuzzed(90)
-@given(trainings([*fuzz_modules.ORDINARY], ANY_LOSSES, size=2))
-def test_any_loss_is_computed_exactly_or_refused(drawn: tuple[str, Training]) -> None:
-    COUNTS["any loss, " + judge(*drawn)] += 1
+@given(trainings([*fuzz_modules.ORDINARY], ANY_LOSSES, size=1))
+def test_any_loss_is_computed_exactly_or_refused(training: Training) -> None:
+    COUNTS["any loss, " + verdict(training)] += 1
 
 
 @fuzzed(80)
 @given(trainings([*fuzz_modules.ORDINARY], [*fuzz_losses.ORDINARY], odd=False))
-def test_ordinary_trainings_are_accepted(drawn: tuple[str, Training]) -> None:
-    told, training = drawn
-    found = judge(told, training)
+def test_ordinary_trainings_are_accepted(training: Training) -> None:
+    found = verdict(training)
     COUNTS["ordinary, " + found] += 1
-    assert found != "refused", told
+    assert found != "refused"
 
 
 @fuzzed(20)
 @given(trainings([*fuzz_modules.RANDOM], [*fuzz_losses.ORDINARY], odd=False))
-def test_random_layers_are_accepted(drawn: tuple[str, Training]) -> None:
-    told, training = drawn
-    found = judge(told, training, compared=False)
+def test_random_layers_are_accepted(training: Training) -> None:
+    """Their gradients are of numbers that were drawn, and are not compared."""
+    found = verdict(training, compared=False)
     COUNTS["random, " + found] += 1
-    assert found != "refused", told
+    assert found != "refused"
