@@ -139,7 +139,7 @@ ORDINARY: dict[str, Program] = {
         "one-hot": lambda s: F.mse_loss(
             s.flat, F.one_hot(s.classes, s.flat.shape[1]).to(s.flat.dtype)
         ),
-        "soft targets": lambda s: F.cross_entropy(s.flat, s.flat.detach().softmax(1)),
+        "soft targets": lambda s: F.cross_entropy(s.flat, (s.flat.detach() / 2).softmax(1)),
         "own predictions": _own_predictions,
         "focal": lambda s: ((1 - (-s.examples).exp()) ** 2 * s.examples).mean(),
         "weights of classes": lambda s: (

@@ -37,7 +37,7 @@ class Fixed(Sampler[list[int]]):
         return iter(self.batches)
 
 
-@dataclass(repr=False)
+@dataclass
 class Training:
     """A module, a program of its backward passes, rows, and the batches of a loop over them.
 
@@ -57,8 +57,9 @@ class Training:
     collate: Callable[[list[Any]], Any] | None = None
     told: str = ""
 
-    def __repr__(self) -> str:
-        return self.told
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
+        """How Hypothesis shows it."""
+        printer.text(self.told)
 
     def step(self, model: Any, batch: Any, number: int, memory: dict[str, Any]) -> None:
         x, labels, weights, mask, _ = batch

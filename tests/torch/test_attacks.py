@@ -25,7 +25,7 @@ FOURS = [list(range(start, start + 4)) for start in range(0, 16, 4)]
 MANY = [list(range(32)), list(range(16, 48))]
 
 
-@dataclass(repr=False)
+@dataclass
 class Attack(Training):
     """A training whose steps are `own`: the loss of a model, a batch and what was kept."""
 
