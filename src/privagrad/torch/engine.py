@@ -174,7 +174,7 @@ class PrivacyEngine:
         else:
             steps = steps_of(data_loader, rows, batch_size)
             batches = PoissonBatches(rows, batch_size, steps, source.sampler, processes)
-        loader = PrivateLoader(data_loader, batches, draws, max_physical_batch_size)
+        loader = PrivateLoader(data_loader, batches, draws, max_physical_batch_size, verify)
         return private, private_optimizer, loader
 
     def make_private_with_epsilon(

@@ -10,11 +10,12 @@ from typing import Any
 from numpy.random import Generator
 from torch import Tensor
 from torch.utils._pytree import tree_map
-from torch.utils.data import DataLoader, Sampler
+from torch.utils.data import DataLoader, Sampler, default_collate
 
 from privagrad import _validate
 from privagrad.sampling import poisson_batches
 from privagrad.torch.charging import Draws, Part
+from privagrad.torch.guards.collation import refuse_mixing
 from privagrad.torch.processes import Processes
 
 
@@ -79,6 +80,7 @@ class PrivateLoader(DataLoader[Any]):
 
     def __init__(
         self, loader: DataLoader[Any], batches: Any, draws: Draws, most: int | None = None
+        verify: bool = True,
     ) -> None:
         if most is not None:
             _validate.whole("max_physical_batch_size", most)
@@ -97,7 +99,7 @@ class PrivateLoader(DataLoader[Any]):
             options["prefetch_factor"] = loader.prefetch_factor
         collate = loader.collate_fn
         if not isinstance(collate, CollateAny):
-            collate = CollateAny(collate, loader.dataset)
+            collate = CollateAny(collate, loader.dataset, verify)
         super().__init__(
             loader.dataset,
             batch_sampler=SplitBatches(batches, most, self._notes),
@@ -117,13 +119,25 @@ class PrivateLoader(DataLoader[Any]):
 
 
 class CollateAny:
-    """Collates batches of any size: without rows, tensors of length 0 like the first row's."""
+    """Collates batches of any size: without rows, tensors of length 0 like the first row's.
 
-    def __init__(self, collate: Callable[[list[Any]], Any], dataset: Any) -> None:
+    With `verify` a collate function that mixes rows is refused.
+    """
+
+    def __init__(
+        self, collate: Callable[[list[Any]], Any], dataset: Any, verify: bool = True
+    ) -> None:
         self.collate, self.dataset = collate, dataset
+        self.verify = verify and collate is not default_collate
+        self.batches = 0
 
     def __call__(self, rows: list[Any]) -> Any:
         if rows:
+            if self.verify and len(rows) > 1:
+                self.batches += 1
+                # At batches 1, 2, 4, 8, ...
+                if not self.batches & (self.batches - 1):
+                    refuse_mixing(self.collate, rows)
             return self.collate(rows)
         return tree_map(
             lambda leaf: leaf[:0] if isinstance(leaf, Tensor) and leaf.dim() else leaf,

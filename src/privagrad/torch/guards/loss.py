@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from privagrad.torch.guards.determinism import RANDOM_FUNCTIONS, Deterministic
 from privagrad.torch.guards.means import mean_of_own_means
@@ -41,6 +41,7 @@ from privagrad.torch.guards.trace import (
     SeparateLoss,
     TraceNode,
     batch_factors,
+    digest,
     example_sizes,
     history,
     keeps_rows,
@@ -53,6 +54,7 @@ from privagrad.torch.guards.verification import UnverifiedError
 from privagrad.torch.layout import Layout, count_examples
 from privagrad.torch.tape import ForwardPass, Tape
 
+_USUAL = (0, 1, -1, 2, -100)
 _ADVICE = (
     "Compute the loss of each example by itself and take the mean or the sum; or hand over the "
     "criterion, which is then evaluated example by example: see PerExampleLoss."
@@ -66,7 +68,7 @@ class LossGuard:
         self.tape, self.verify, self.reduction = tape, verify, reduction
         self.checks = 0
         self._losses: dict[int, int] = {}
-        self._structures: set[tuple[int, int]] = set()
+        self._constants: dict[int, dict[Any, None]] = {}
         self._reads = False
         self._of_outputs: list[TraceNode] = []
         self._of_batch: list[TraceNode] = []
@@ -142,6 +144,7 @@ class LossGuard:
     def node(self, made: Any, place: int, written: bool, graded: bool) -> TraceNode:
         """A new node, which lives as long as the batch it was computed from."""
         node = TraceNode(made, place, written, graded)
+        node.after_read = self._reads
         if any(source.stale for source in node.sources):
             node.forget()
         else:
@@ -150,6 +153,7 @@ class LossGuard:
 
     def escaped(self, number: Any, node: TraceNode | None) -> None:
         """A number of the batch that Python knows now."""
+        self._reads = True
         if isinstance(number, int | float) and not isinstance(number, bool) and node is not None:
             self._numbers[float(number)] = node
 
@@ -256,6 +260,17 @@ class LossGuard:
             self._batch_of_inputs = max(numbers, default=self._batch_of_inputs or 0) or None
             if numbers - {self._number}:
                 self.other_batch()
+            if (
+                self.verify
+                and node is None
+                and self._reads
+                and not isinstance(tensor, nn.Parameter)
+            ):
+                raise UnverifiedError(
+                    "Expected inputs of the module that can be followed from the data loader, "
+                    "found a tensor that may hold numbers read from the batch (numpy(), item()). "
+                    "Prepare rows one by one, in the data set."
+                )
             if not self.verify or node is None or isinstance(node, FromBatch):
                 continue
             self._refuse_unknown(steps)
@@ -302,21 +317,33 @@ class LossGuard:
     def _if_due(self, steps: list[TraceNode], check: Any) -> None:
         """At steps 1, 2, 4, 8, ... of the same trace; a new one is always due."""
         count = max(1, *(s.count for s in steps if isinstance(s, Leaf)))
-        structure = (signature(steps, count, constants=False), count)
+        structure = signature(steps, count, constants=False)
         key = signature(steps, count, rows=self._batch_is_known)
         seen = self._losses.get(key, 0) + 1
-        if seen == 1 and self._reads and structure in self._structures:
-            raise UnverifiedError(
-                "Expected the constants of a loss to stay as they are, or to change by a plan, "
-                "found that they have changed, and that numbers of the batch were read before "
-                "(float(), int(), numpy(), len() of chosen rows): they may have been computed from "
-                f"these. Read numbers after backward(). {_ADVICE}"
-            )
+        for step in steps:
+            known = self._constants.setdefault(structure, {})
+            if step.after_read:
+                self._refuse_doubtful(step, known)
+            else:
+                known.update(dict.fromkeys(map(digest, step.constants)))
         if not seen & (seen - 1):
             self.checks += 1
             check(steps)
         self._losses[key] = seen
-        self._structures.add(structure)
+
+    def _refuse_doubtful(self, step: TraceNode, known: dict[Any, None]) -> None:
+        """Refuse constants that came into a loss after numbers of the batch had been read."""
+        for value in step.constants:
+            number = isinstance(value, int | float) and value not in _USUAL
+            if not (number or isinstance(value, Tensor)) or step.name in SHAPES:
+                continue
+            if not isinstance(value, nn.Parameter) and digest(value) not in known:
+                raise UnverifiedError(
+                    "Expected a loss to be computed before numbers of the batch are read (item(), "
+                    "float(), int(), tolist(), numpy(), len() of chosen rows), found that "
+                    f"{step.name}() has a constant after that, which may be computed from them. "
+                    f"Read numbers after backward(). {_ADVICE}"
+                )
 
     def _refuse_unknown(self, steps: list[TraceNode]) -> None:
         """Refuse what cannot be run again for some examples alone."""

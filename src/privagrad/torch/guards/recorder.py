@@ -100,13 +100,14 @@ class Recorder(TorchFunctionMode):
         target = given[0] if given else None
         if not isinstance(target, Tensor) or id(target) in self.public:
             return
-        if name == "index_select" and _packs(3):
+        if _packs(3):
             # Sorted by length and back: layers of packed sequences know of it.
-            self._sorted = self._sorted or not self._is_own(given[2])
-        elif name == "_pack_padded_sequence":
-            lengths = given[1].tolist()
-            if self._sorted or len(set(lengths)) > 1:
-                self.packed.add(sum(lengths))
+            if name == "index_select":
+                self._sorted = self._sorted or not self._is_own(given[2])
+            elif name == "_pack_padded_sequence":
+                lengths = given[1].tolist()
+                if self._sorted or len(set(lengths)) > 1:
+                    self.packed.add(sum(lengths))
         elif name in ("__getitem__", "__setitem__"):
             # A number written where a mask says stays in its row.
             if name == "__getitem__" or isinstance(given[2], Tensor):

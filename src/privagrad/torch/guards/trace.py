@@ -52,6 +52,8 @@ class TraceNode:
     node whose batch has gone is `stale`.
     """
 
+    after_read = False
+
     def __init__(self, made: Any, place: int, written: bool, differentiable: bool) -> None:
         self.made, self.place, self.written = made, place, written
         self.differentiable = differentiable
@@ -285,7 +287,7 @@ def signature(
             return ("node", numbers[id(x)])
         if isinstance(x, Tensor):
             told_of = constants and (rows or next(row_layouts(x.shape, count), None) is None)
-            return ("tensor", x.dim(), _digest(x) if told_of else None)
+            return ("tensor", x.dim(), digest(x) if told_of else None)
         if isinstance(x, int | float) and not constants:
             return "number"
         if isinstance(x, int) and not isinstance(x, bool) and x and x % count == 0:
@@ -333,8 +335,11 @@ def keeps_rows(step: TraceNode) -> bool:
     return bool(step.made) and step.made[0] in (Tensor.view, Tensor.reshape, Tensor.flatten)
 
 
-def _digest(tensor: Tensor) -> float:
-    """A number that tells tensors with other values apart."""
+def digest(value: Any) -> Any:
+    """Something that tells constants with other values apart."""
+    if not isinstance(value, Tensor):
+        return repr(value)
+    tensor = value
     flat = tensor.detach().reshape(-1).double()
     weights = torch.arange(1, len(flat) + 1, dtype=torch.float64, device=flat.device).sqrt()
     return float(flat.nan_to_num(7.0) @ weights)
