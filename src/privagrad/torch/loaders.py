@@ -79,7 +79,11 @@ class PrivateLoader(DataLoader[Any]):
     """A data loader whose batches are charged and announced before the loop has them."""
 
     def __init__(
-        self, loader: DataLoader[Any], batches: Any, draws: Draws, most: int | None = None
+        self,
+        loader: DataLoader[Any],
+        batches: Any,
+        draws: Draws,
+        most: int | None = None,
         verify: bool = True,
     ) -> None:
         if most is not None:

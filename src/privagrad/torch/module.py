@@ -46,7 +46,7 @@ class PrivateModule(nn.Module):
         self.guard = ModuleGuard(module, tape, verify)
         self.loss_guard = LossGuard(tape, verify, loss_reduction)
         for child in _owners(module, tape):
-            if "forward" in vars(child):
+            if not isinstance(vars(child).get("forward"), Tapped | None):
                 raise ValueError(
                     f"Expected the forward of a {type(child).__name__} as its class defines it, "
                     "found one that was set on the module itself: it would be lost. Make a "

@@ -260,12 +260,7 @@ class LossGuard:
             self._batch_of_inputs = max(numbers, default=self._batch_of_inputs or 0) or None
             if numbers - {self._number}:
                 self.other_batch()
-            if (
-                self.verify
-                and node is None
-                and self._reads
-                and not isinstance(tensor, nn.Parameter)
-            ):
+            if self.verify and node is None and self._reads:
                 raise UnverifiedError(
                     "Expected inputs of the module that can be followed from the data loader, "
                     "found a tensor that may hold numbers read from the batch (numpy(), item()). "
