@@ -231,7 +231,7 @@ class TestOptimizers:
 SCALES = {"weight": torch.ones(3, 5), "bias": torch.ones(3)}
 OPTIONS: list[tuple[dict[str, Any], str]] = [
     ({"clipping": "per_layer"}, "Expected clipping='flat'"),
-    ({"grad_sample_mode": "ghost"}, "no criterion is needed here"),
+    ({"grad_sample_mode": "ghost"}, "a criterion with grad_sample_mode"),
     ({"noise_multiplier": -1.0}, "noise_multiplier"),
     ({"noise_multiplier": float("nan")}, "noise_multiplier"),
     ({"max_grad_norm": 0.0}, "max_grad_norm"),

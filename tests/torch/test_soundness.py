@@ -17,9 +17,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils import prune
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
-from torch.utils.data import TensorDataset
+from torch.utils.data import DataLoader, TensorDataset
 
-from privagrad.torch import PerExampleLoss
+from privagrad.torch import PerExampleLoss, PrivacyEngine
 from privagrad.torch.guards.verification import UnverifiedError
 from privagrad.torch.scales import Scale
 from privagrad.torch.uses import Outer
@@ -382,9 +382,33 @@ class TestPerExampleLoss:
         refused(nn.Linear(5, 3), lambda out, y: own(out - out.mean(0), y), X, Y)
         refused(nn.Linear(5, 3), lambda out, y: own(out, y.roll(1)), X, Y)
 
+    def test_is_what_ghost_mode_returns(self) -> None:
+        module = Tagger()
+        private_module, optimizer, criterion, loader = PrivacyEngine().make_private(
+            module=module,
+            optimizer=torch.optim.SGD(module.parameters(), lr=0.0),
+            data_loader=DataLoader(TensorDataset(WORDS, LABELS), batch_size=12),
+            noise_multiplier=0.0,
+            max_grad_norm=0.5,
+            poisson_sampling=False,
+            criterion=masked,
+            grad_sample_mode="ghost",
+        )
+        expected = looped(copy.deepcopy(module), masked, WORDS, LABELS, "ball", 0.5)
+        for x, y in loader:
+            criterion(private_module(x), y).backward()
+            optimizer.step()
+        assert_same([p.grad for p in module.parameters()], expected)
+
     def test_rows_that_do_not_fit_are_refused(self) -> None:
         with pytest.raises(ValueError, match="4 and 12 rows"):
             PerExampleLoss(nn.CrossEntropyLoss())(torch.randn(4, 3), Y)
+        flat = PerExampleLoss(nn.CrossEntropyLoss())
+        refused(
+            Tagger(),
+            lambda out, y: flat(out.flatten(0, 1), y.flatten()),
+            WORDS, LABELS, "of 12 examples, found 72 rows",
+        )  # fmt: skip
 
     def test_an_empty_batch(self) -> None:
         run = private(data=TensorDataset(X, Y), noise_multiplier=1.0)

@@ -25,6 +25,7 @@ from privagrad.torch.loaders import PoissonBatches, PrivateLoader
 from privagrad.torch.module import PrivateModule
 from privagrad.torch.moments import Per
 from privagrad.torch.optimizer import PrivateOptimizer, noise_of
+from privagrad.torch.per_example_loss import PerExampleLoss
 from privagrad.torch.processes import Processes
 from privagrad.torch.samplers import (
     batch_size_of,
@@ -38,7 +39,8 @@ from privagrad.torch.spending import Spending
 from privagrad.torch.tape import Tape
 from privagrad.torch.validator import ModuleValidator
 
-Private = tuple[PrivateModule, PrivateOptimizer, PrivateLoader]
+Private = Any
+"""(module, optimizer, data loader); with a criterion in ghost mode that too, before the loader."""
 
 
 class PrivacyEngine:
@@ -114,11 +116,22 @@ class PrivacyEngine:
             Batches come in parts of at most this size; call `step()` after each, as ever.
         noise_generator, random_state : optional
             A seed for tests: such a run is NOT private, and the report says so.
-        clipping, grad_sample_mode : str
-            As in Opacus; "flat" is the only clipping, and all modes give the same gradients.
+        clipping : str
+            As in Opacus; "flat" is the only one.
+        grad_sample_mode : str
+            As in Opacus; all modes give the same gradients. "ghost" hands over the criterion, which
+            is then returned as a `PerExampleLoss`, before the data loader.
+        verify : bool
+            Whether modules, losses and batches are checked to keep examples apart. False: you vouch
+            for it, and the report says so.
         """
         self.accountant.check_process()
-        _refuse_other_modes(clipping, grad_sample_mode)
+        _refuse_other_clipping(clipping)
+        if "ghost" in grad_sample_mode and criterion is None:
+            raise ValueError(
+                "Expected a criterion with grad_sample_mode='ghost', found none: it is evaluated "
+                "example by example."
+            )
         noise = noise_of(noise_multiplier)
         radius = _validate.positive("max_grad_norm", max_grad_norm)
         _validate.choice("loss_reduction", loss_reduction, ("mean", "sum"))
@@ -175,7 +188,10 @@ class PrivacyEngine:
             steps = steps_of(data_loader, rows, batch_size)
             batches = PoissonBatches(rows, batch_size, steps, source.sampler, processes)
         loader = PrivateLoader(data_loader, batches, draws, max_physical_batch_size, verify)
-        return private, private_optimizer, loader
+        if "ghost" not in grad_sample_mode or criterion is None:
+            return private, private_optimizer, loader
+        own = PerExampleLoss(criterion, loss_reduction, batch_first)
+        return private, private_optimizer, own, loader
 
     def make_private_with_epsilon(
         self,
@@ -296,16 +312,11 @@ def _refuse_private(loader: DataLoader[Any]) -> None:
         )
 
 
-def _refuse_other_modes(clipping: str, mode: str) -> None:
+def _refuse_other_clipping(clipping: str) -> None:
     if clipping != "flat":
         raise ValueError(
             f"Expected clipping='flat', found {clipping!r}: give each tensor its own scale with "
             "ellipsoid= instead."
-        )
-    if "ghost" in mode:
-        raise ValueError(
-            "Expected grad_sample_mode='hooks', found 'ghost': no criterion is needed here, leave "
-            "it out and take three results, not four. It is as fast as ghost clipping and more."
         )
 
 

@@ -11,6 +11,7 @@ from torch.func import vmap
 
 from privagrad import _validate
 from privagrad.torch.guards.structure import map_tensors, tensors_of
+from privagrad.torch.guards.trace import Output, history
 from privagrad.torch.guards.traced import TracedTensor, untraced
 
 
@@ -51,6 +52,8 @@ class PerExampleLoss(nn.Module):
         guard = traced[0].guard if traced else None
         if guard is not None:
             guard.check_rows(traced)
+            leaves = [leaf for t in traced for leaf in history(t.node)]
+            examples = {leaf.count for leaf in leaves if isinstance(leaf, Output)}
         with torch._C.DisableTorchFunctionSubclass():
             plain = untraced(values)
             tensors = tensors_of(plain)
@@ -64,7 +67,13 @@ class PerExampleLoss(nn.Module):
                     "outputs as the module returned them; batch_first=False for examples in the "
                     "second dimension."
                 )
-            losses = self._losses(plain, tensors, counts.pop())
+            count = counts.pop()
+            if guard is not None and examples - {count}:
+                raise ValueError(
+                    f"Expected outputs of {examples.pop()} examples, found {count} rows. Give "
+                    "PerExampleLoss the outputs as the module returned them, not flattened."
+                )
+            losses = self._losses(plain, tensors, count)
             loss = losses.sum()
             if self.reduction == "mean":
                 loss = loss / max(1, len(losses))
