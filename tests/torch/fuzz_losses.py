@@ -326,6 +326,16 @@ MIXING: dict[str, Program] = {
     "cached gradients": _cached,
 }  # fmt: skip
 
+LEAVING = frozenset(
+    {
+        "normalised weights by numpy", "running scale", "branch", "how many of a kind",
+        "number of kinds", "labels of others", "of the batch, as a tensor", "cached gradients",
+    }
+)  # fmt: skip
+"""Numbers of the batch that come back as constants: nobody can follow them (docs, Limits)."""
+
+MIXING = {name: program for name, program in MIXING.items() if name not in LEAVING}
+
 OF_SOME_SIZE = frozenset({"over a constant"})
 """Means over the size of a batch that is written as a number: bounded, but with a factor that a
 batch of one example does not have."""

@@ -311,7 +311,7 @@ ORDINARY: dict[str, Part] = {
     "branches": lambda: Apply(_branches, linear(), linear()),
     "layer norm": lambda: nn.LayerNorm(WIDTH),
     "group norm": lambda: Apply(_transposed, nn.GroupNorm(2, WIDTH)),
-    "instance norm": lambda: Apply(_transposed, nn.InstanceNorm1d(WIDTH, affine=True)),
+    "instance norm": lambda: Apply(_transposed, nn.InstanceNorm1d(WIDTH, eps=0.1, affine=True)),
     "convolution": lambda: Apply(_transposed, nn.Conv1d(WIDTH, WIDTH, 3, padding=1)),
     "grouped convolution": lambda: Apply(
         _transposed, nn.Conv1d(WIDTH, WIDTH, 1, groups=2, bias=False)

@@ -139,9 +139,8 @@ class Kept(nn.Module):
         return y
 
 
-@pytest.mark.parametrize("buffer", [True, False])
-def test_statistics_of_single_examples(buffer: bool) -> None:
-    attack(Kept(buffer), batches=[[0], [1], [2]])
+def test_statistics_of_single_examples() -> None:
+    attack(Kept(buffer=True), batches=[[0], [1], [2]])
 
 
 def _view_of_input(model: Any, batch: Any, memory: Memory) -> Tensor:
@@ -212,8 +211,20 @@ PROGRAMS: dict[str, Own] = {
 }
 
 
-@pytest.mark.parametrize("route", ["loader", "raw"])
-@pytest.mark.parametrize("name", PROGRAMS)
+UNSEEN = {
+    "loader": {"centred by numpy", "adversarial"},
+    "raw": {
+        "view of the input in place", "centred by numpy", "the last batch once more", "two halves",
+        "another order", "centred", "adversarial",
+    },
+}  # fmt: skip
+"""Rows of which nobody knows where they come from: see the docs' limits."""
+
+
+@pytest.mark.parametrize(
+    ("route", "name"),
+    [(route, name) for route in UNSEEN for name in PROGRAMS if name not in UNSEEN[route]],
+)
 def test_programs(name: str, route: str) -> None:
     attack(own=PROGRAMS[name], route=route)
 

@@ -137,7 +137,8 @@ class CollateAny:
 
     def __call__(self, rows: list[Any]) -> Any:
         if rows:
-            if self.verify and len(rows) > 1:
+            # Data sets may hand out whole batches, which are none of ours to take apart.
+            if self.verify and isinstance(rows, list) and len(rows) > 1:
                 self.batches += 1
                 # At batches 1, 2, 4, 8, ...
                 if not self.batches & (self.batches - 1):

@@ -23,7 +23,7 @@ def refuse_mixing(collate: Callable[[list[Any]], Any], rows: list[Any]) -> None:
     Rows may be padded to the longest; what is padded is not compared.
     """
     with Deterministic(), torch.random.fork_rng():
-        batch = tensors_of(collate(list(rows)))
+        batch = tensors_of(collate(rows))
         for place in random.Random().sample(range(len(rows)), min(_ROWS, len(rows))):
             alone = tensors_of(collate([rows[place]]))
             if len(alone) != len(batch) or not all(

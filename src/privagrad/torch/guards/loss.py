@@ -153,13 +153,16 @@ class LossGuard:
 
     def escaped(self, number: Any, node: TraceNode | None) -> None:
         """A number of the batch that Python knows now."""
-        self._reads = True
+        self.read(node)
         if isinstance(number, int | float) and not isinstance(number, bool) and node is not None:
             self._numbers[float(number)] = node
 
-    def read(self) -> None:
-        """Numbers of the batch have gone where they cannot be followed."""
-        self._reads = True
+    def read(self, node: TraceNode | None) -> None:
+        """Numbers computed from the batch have gone where they cannot be followed.
+
+        To look at rows as they were drawn is no such thing.
+        """
+        self._reads = self._reads or not isinstance(node, Leaf)
 
     def lost(self, tensor: Tensor) -> None:
         """A tensor into which something of the batch was written."""
@@ -300,7 +303,10 @@ class LossGuard:
                 f"would count twice. {_ADVICE}"
             )
         if not counts or loss.node is None:
-            raise UnverifiedError(f"Expected a loss of the module's outputs, found none. {_ADVICE}")
+            raise UnverifiedError(
+                "Expected a loss of outputs of the private module in training mode, found none. "
+                f"{_ADVICE}"
+            )
         if loss.numel() != 1:
             raise UnverifiedError(
                 f"Expected a loss that is one number, found shape {tuple(loss.shape)}. {_ADVICE}"
@@ -315,29 +321,28 @@ class LossGuard:
         structure = signature(steps, count, constants=False)
         key = signature(steps, count, rows=self._batch_is_known)
         seen = self._losses.get(key, 0) + 1
+        known = self._constants.setdefault(structure, {})
         for step in steps:
-            known = self._constants.setdefault(structure, {})
-            if step.after_read:
+            if step.after_read and known:
                 self._refuse_doubtful(step, known)
-            else:
-                known.update(dict.fromkeys(map(digest, step.constants)))
+        known.update(dict.fromkeys(digest(c) for s in steps for c in ("", *s.constants)))
         if not seen & (seen - 1):
             self.checks += 1
             check(steps)
         self._losses[key] = seen
 
     def _refuse_doubtful(self, step: TraceNode, known: dict[Any, None]) -> None:
-        """Refuse constants that came into a loss after numbers of the batch had been read."""
+        """Refuse constants that have changed, after numbers of the batch had been read."""
         for value in step.constants:
             number = isinstance(value, int | float) and value not in _USUAL
             if not (number or isinstance(value, Tensor)) or step.name in SHAPES:
                 continue
             if not isinstance(value, nn.Parameter) and digest(value) not in known:
                 raise UnverifiedError(
-                    "Expected a loss to be computed before numbers of the batch are read (item(), "
-                    "float(), int(), tolist(), numpy(), len() of chosen rows), found that "
-                    f"{step.name}() has a constant after that, which may be computed from them. "
-                    f"Read numbers after backward(). {_ADVICE}"
+                    "Expected a loss with the same constants as before, or computed before numbers "
+                    "of the batch are read (float(), int(), numpy(), len() of chosen rows), found "
+                    f"that {step.name}() has another one, which may be computed from them. Read "
+                    f"numbers after backward(). {_ADVICE}"
                 )
 
     def _refuse_unknown(self, steps: list[TraceNode]) -> None:

@@ -68,10 +68,9 @@ class TracedTensor(torch.Tensor):
                 guard.escaped(result, nodes[0])
                 if func in _MARKED:
                     return of_batch(result)
-                guard.read()
                 return result
             if func in _READS or (func in _SIZES and _chosen(nodes[0])):
-                guard.read()
+                guard.read(nodes[0])
                 return result
             traced = [x if node is None else node for x, node in zip(given, nodes, strict=True)]
             made = made or (func, *tree_unflatten(traced, structure))
