@@ -19,6 +19,10 @@ CLOSE = 1e-3
 """How far two computations of the same number may differ, relative to the largest of its tensor."""
 
 
+ROUNDING = 64.0
+"""What activations that cancel may differ by, in units of their type's precision."""
+
+
 @dataclass(frozen=True)
 class Layout:
     """The examples' dimension; where it holds several rows an example, whether these lie together.
@@ -100,11 +104,11 @@ def learned_layout(
         rows = sizes[axis][1]
         for layout in (Layout(axis), Layout(axis, together=False))[: 2 if rows > 1 else 1]:
             parts = layout.split(whole, count)
-            if all(same(parts[position], one.tensor) for position, one in alone):
+            if all(same(parts[position], one.tensor, ROUNDING) for position, one in alone):
                 return layout
     # A squeeze() may have taken the dimension of the single example away.
     squeezed = whole.dim() == single.dim() + 1 and whole.shape[0] == count
-    if squeezed and all(same(whole[position], one.tensor) for position, one in alone):
+    if squeezed and all(same(whole[position], one.tensor, ROUNDING) for position, one in alone):
         return Layout(0)
     raise mixed(several.name)
 
@@ -118,8 +122,12 @@ def mixed(name: str) -> Mixed:
     )
 
 
-def same(a: Tensor, b: Tensor) -> bool:
-    """Equal up to rounding, relative to the largest number."""
+def same(a: Tensor, b: Tensor, rounding: float = 0.0) -> bool:
+    """Equal up to rounding, relative to the largest number.
+
+    `rounding`, in units of the type's precision, is what numbers of size 1 that have cancelled may
+    leave.
+    """
     if a.shape != b.shape:
         return False
     if not (a.is_floating_point() or a.is_complex()):
@@ -127,9 +135,10 @@ def same(a: Tensor, b: Tensor) -> bool:
     if not a.numel():
         return True
     tolerance = CLOSE if torch.finfo(a.dtype).eps < 1e-4 else 0.1
+    noise = rounding * torch.finfo(a.dtype).eps
     a, b = a.double(), b.double()
     largest = a.masked_fill(~a.isfinite(), 0.0).abs().max()
-    close = (a - b).abs() <= tolerance * largest
+    close = (a - b).abs() <= tolerance * largest + noise
     return bool((close | (a.isnan() & b.isnan()) | (a == b)).all())
 
 

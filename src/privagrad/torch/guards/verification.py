@@ -14,6 +14,7 @@ from privagrad.torch.guards.determinism import normals, undisturbed
 from privagrad.torch.guards.recorder import Recorder, public_tensors
 from privagrad.torch.guards.structure import tensors_of
 from privagrad.torch.layout import (
+    ROUNDING,
     Layout,
     Mixed,
     ObservedTensor,
@@ -287,7 +288,7 @@ def _refuse_difference(
         own, other = layout.split(a.tensor, size)[0], b.tensor
         if count > 1 or b.tensor.dim() == a.tensor.dim():
             other = layout.split(b.tensor, count)[0]
-        if own.shape == other.shape and not same(own, other):
+        if own.shape == other.shape and not same(own, other, ROUNDING):
             raise mixed(a.name)
 
 
