@@ -171,7 +171,7 @@ class PrivacyPlan:
         if not releases:
             return np.zeros(len(epsilons))
         total = _Total.of(releases, self.relation, _SMALLEST_DELTA, fine=True)
-        return np.array([total.delta(float(epsilon)) for epsilon in epsilons])
+        return total.deltas(np.asarray(epsilons, dtype=np.float64))
 
 
 def _releases(events: tuple[Event, ...]) -> tuple[Release, ...] | None:
@@ -296,12 +296,12 @@ class _Total:
             return gaussian_epsilon(left, self.mu)
         return max(composition.epsilon(left) for composition in self.sampled)
 
-    def delta(self, epsilon: float) -> float:
+    def deltas(self, epsilons: Vector) -> Vector:
         if self.sampled:
-            found = max(composition.delta(epsilon) for composition in self.sampled)
+            found = np.max([c.deltas(epsilons) for c in self.sampled], axis=0)
         else:
-            found = gaussian_delta(epsilon, self.mu)
-        return self.leak + (1 - self.leak) * found
+            found = np.array([gaussian_delta(float(e), self.mu) for e in epsilons])
+        return np.asarray(self.leak + (1 - self.leak) * found)
 
 
 def _sees_all_rows(event: GaussianEvent) -> bool:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
@@ -82,6 +83,10 @@ class _Window:
     above: float
 
 
+_TILTS = 24
+"""With how many tilts δ is computed at many ε."""
+
+
 class _Part:
     """Equal losses that are added `count` times: logarithms of probabilities, values."""
 
@@ -148,19 +153,37 @@ class Composition:
 
     def delta(self, epsilon: float) -> float:
         """δ(ε)."""
-        epsilon -= self.shift
-        window = self._window(self._best(lambda t: self._cumulant(t) - t * epsilon))
-        place = epsilon / self.interval - window.first
+        return float(self.deltas(np.array([epsilon]))[0])
+
+    def deltas(self, epsilons: Vector) -> Vector:
+        """δ(ε) of several ε in order.
+
+        Every tilt gives an upper bound at every ε. So a few serve all: each ε takes the least.
+        """
+        lowered = np.asarray(epsilons, dtype=np.float64) - self.shift
+        chosen = np.linspace(0, lowered.size - 1, min(lowered.size, _TILTS)).round().astype(int)
+        bounds = []
+        for epsilon in np.unique(lowered[chosen]):
+            tilt = self._best(partial(self._log_bound, float(epsilon)))
+            bounds.append(self._read(self._window(tilt), lowered))
+        return np.asarray(np.minimum.reduce(bounds))
+
+    def _log_bound(self, epsilon: float, tilt: float) -> float:
+        return self._cumulant(tilt) - tilt * epsilon
+
+    def _read(self, window: _Window, epsilons: Vector) -> Vector:
+        """δ(ε) out of one window: between two losses it is linear in e^ε."""
+        places = epsilons / self.interval - window.first
         outside = self.certain + window.above
-        if place < 0:
-            lower = window.deltas[0] - math.expm1(place * self.interval) * window.weight
-            return float(min(1.0, lower + window.below + outside))
-        i = math.floor(place)
-        if i + 1 >= window.deltas.size:
-            return float(min(1.0, outside))
-        share = math.expm1((place - i) * self.interval) / math.expm1(self.interval)
-        inside = window.deltas[i] + share * (window.deltas[i + 1] - window.deltas[i])
-        return float(min(1.0, inside + outside))
+        below = places < 0
+        i = np.clip(np.floor(places), 0, window.deltas.size - 2).astype(int)
+        inside = np.clip(places - i, 0.0, 1.0)
+        shares = np.expm1(inside * self.interval) / math.expm1(self.interval)
+        found = window.deltas[i] + shares * (window.deltas[i + 1] - window.deltas[i])
+        found = np.where(places >= window.deltas.size - 1, 0.0, found)
+        missing = np.expm1(np.where(below, places, 0.0) * self.interval)
+        lower = window.deltas[0] - missing * window.weight + window.below
+        return np.minimum(1.0, np.where(below, lower, found) + outside)
 
     def _cumulant(self, tilt: float) -> float:
         return sum(part.cumulant(tilt) for part in self.parts)

@@ -200,12 +200,8 @@ class LossGuard:
             found = owners_of(steps, leaf)
             if found is None:
                 return None
-            self._owners = (
-                {**self._owners, key: Owners(found, leaf.count)}
-                if fixed
-                else {key: Owners(found, leaf.count)}
-            )
-        return self._owners[key]
+            self._owners[key] = Owners(found, leaf.count)
+        return self._owners[key] if fixed else self._owners.pop(key)
 
     @contextmanager
     def backward_of(self, loss: TracedTensor) -> Iterator[None]:
@@ -272,9 +268,7 @@ class LossGuard:
             if not self.verify or node is None or isinstance(node, FromBatch):
                 continue
             self._refuse_unknown(steps)
-            self._if_due(
-                steps, lambda s: self._refuse_moving_rows([s[-1]], "an input of the module")
-            )
+            self._if_due(steps, self._check_input)
 
     def check_rows(self, tensors: list[TracedTensor]) -> None:
         """Refuse values for a criterion whose rows hold something of other examples."""
