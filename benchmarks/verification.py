@@ -86,7 +86,7 @@ def _steps(task: str, verify: bool | None, spent: list[float]) -> Callable[[], N
             verify=verify,
         )
         _time(module.guard, "_learn", spent)
-        _time(module.loss_guard, "_check", spent)
+        _time(module.loss_guard, "_check_trace", spent)
 
     def step() -> None:
         optimizer.zero_grad()

@@ -133,7 +133,7 @@ class ModuleGuard:
         due = not (self.passes + 1) & self.passes or recorder.reads
         known = self.latest if prepared else self._known.get(recorder.signature)
         if known is None or (due and not prepared):
-            known = self._learn(inputs, count)
+            known = self._learn(inputs, count, thorough=known is None)
         if self.verify:
             known.refuse_moved_rows(recorder)
             if due or recorder.signature not in self._known:
@@ -144,18 +144,20 @@ class ModuleGuard:
             self.latest = known
         return known.layouts
 
-    def _learn(self, inputs: Any, count: int) -> Learned:
+    def _learn(self, inputs: Any, count: int, thorough: bool = True) -> Learned:
         self.verifications += 1
         leaves = input_leaves(inputs)[0]
         guesses = possible_axes(leaves, count, self.tape.batch_first)
         if self._axes in guesses:
             guesses.insert(0, self._axes)
-        examples = sorted(random.Random().sample(range(count), min(count, EXAMPLES)))
+        examples = sorted({0, count - 1, random.Random().randrange(count)})
+        if len(examples) < EXAMPLES <= count:
+            examples = [0, count // 2, count - 1]
         problem: Exception | None = None
         for axes in dict.fromkeys(guesses):
             try:
                 with self.tape.aside():
-                    found = self._try(inputs, axes, examples)
+                    found = self._try(inputs, axes, examples, thorough)
                 self._axes = axes
                 return found
             except Mixed as error:
@@ -169,7 +171,9 @@ class ModuleGuard:
         assert problem is not None
         raise problem
 
-    def _try(self, inputs: Any, axes: Sequence[int | None], examples: list[int]) -> Learned:
+    def _try(
+        self, inputs: Any, axes: Sequence[int | None], examples: list[int], thorough: bool
+    ) -> Learned:
         """Compare some examples together with each alone, as if `axes` were the examples'."""
         together = take(inputs, axes, examples)
         single = [take(inputs, axes, [example]) for example in examples]
@@ -182,7 +186,8 @@ class ModuleGuard:
             found = Learned(_match(whole, alone), _moving(whole, alone), seen)
         if self.verify:
             self._refuse_memory(alone)
-            self._refuse_rare_mixing(together, single[0], axes, whole, found)
+            if thorough:
+                self._refuse_rare_mixing(together, single[0], axes, [whole, alone[0]], found)
             self._compare(together, single, found.layouts)
         return found
 
@@ -211,7 +216,7 @@ class ModuleGuard:
         together: Any,
         single: Any,
         axes: Sequence[int | None],
-        whole: Observed,
+        usual: list[Observed],
         found: Learned,
     ) -> None:
         """Refuse modules that mix or remember examples only where the data are unusual.
@@ -219,6 +224,7 @@ class ModuleGuard:
         The first example must come out the same beside others with unusual values, and with
         unusual values itself the same as alone.
         """
+        whole, alone = usual
         count = whole.recorder.count
         for value in UNUSUAL:
             own = with_unusual(single, axes, value, first=True)
@@ -230,7 +236,7 @@ class ModuleGuard:
                 among = self._observe(with_unusual(together, axes, value, first=True), count)
             except _BROKEN:
                 continue
-            self._refuse_memory([self._observe(single, 1), strange])
+            self._refuse_memory([alone, strange])
             if count > 1:
                 _refuse_difference(beside, found, whole.observed, count)
                 _refuse_difference(among, found, strange.observed, 1)
