@@ -120,10 +120,10 @@ def _time(guard: Any, name: str, spent: list[float]) -> None:
     """Note how long each call of a method takes."""
     method = getattr(guard, name)
 
-    def timed(*args: Any) -> Any:
+    def timed(*args: Any, **options: Any) -> Any:
         start = time.perf_counter()
         try:
-            return method(*args)
+            return method(*args, **options)
         finally:
             spent.append(time.perf_counter() - start)
 
