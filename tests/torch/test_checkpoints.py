@@ -186,3 +186,13 @@ def test_the_module_alone_may_be_loaded(path: Path) -> None:
     engine = PrivacyEngine()
     engine.load_checkpoint(path=path, module=private(plain).module)
     assert engine.get_epsilon(1e-5) == run.engine.get_epsilon(1e-5)
+
+
+def test_what_the_user_vouches_for_stays_so_after_a_checkpoint(tmp_path: Path) -> None:
+    first = private(noise_multiplier=1.0, verify=False)
+    first.epoch()
+    path = tmp_path / "run.pt"
+    first.engine.save_checkpoint(path=path, module=first.module, optimizer=first.optimizer)
+    other = private(noise_multiplier=1.0)
+    other.engine.load_checkpoint(path=path, module=other.module, optimizer=other.optimizer)
+    assert not other.engine.report(1e-5).verified

@@ -29,7 +29,11 @@ def save(
     """Write the file, whole or not at all; of several processes the first one does."""
     state = {
         **extra,
-        "privagrad": {"format": FORMAT, "seeded": engine.seeded},
+        "privagrad": {
+            "format": FORMAT,
+            "seeded": engine.seeded,
+            "verified": engine.verified,
+        },
         "module_state_dict": module.state_dict(),
         "privacy_accountant_state_dict": engine.accountant.state_dict(),
     }
@@ -64,5 +68,6 @@ def load(
         optimizer.load_state_dict(state["optimizer_state_dict"])
         optimizer.scales = {name: Scale(*parts) for name, parts in state["ellipsoid"].items()}
     engine.seeded |= bool(state["privagrad"]["seeded"])
+    engine.verified &= bool(state["privagrad"].get("verified", True))
     engine.accountant.resume(state["privacy_accountant_state_dict"], path)
     return state

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor
-from torch.utils._pytree import tree_flatten, tree_map
+from torch.utils._pytree import tree_map
 
 
 def tensors_of(value: Any) -> list[Tensor]:
@@ -38,7 +38,3 @@ def map_tensors(function: Callable[[Tensor], Tensor], value: Any) -> Any:
         return leaf
 
     return tree_map(mapped, value)
-
-
-def leaves_of(value: Any) -> list[Any]:
-    return tree_flatten(value)[0]
