@@ -27,7 +27,7 @@ demo: install
 	$(BIN)/python -m privagrad.experiments.demo --out demo-output
 
 test: install
-	OPENBLAS_NUM_THREADS=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
+	OPENBLAS_NUM_THREADS=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
 
 TIMES ?= 100
 fuzz: install

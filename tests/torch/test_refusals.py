@@ -273,3 +273,21 @@ def test_a_loader_without_batches() -> None:
             data_loader=DataLoader(table(), batch_size=None),
             noise_multiplier=1.0, max_grad_norm=1.0,
         )  # fmt: skip
+
+
+def test_mixed_precision_is_refused_before_anything_is_released() -> None:
+    run = private(noise_multiplier=1.0)
+    x, y = next(iter(run.loader))
+    with torch.autocast("cpu"), pytest.raises(RuntimeError, match="without autocast"):
+        run.module(x)
+    # What comes after the module may use it.
+    outputs = run.module(x)
+    with torch.autocast("cpu"):
+        loss = F.cross_entropy(outputs.float(), y)
+    loss.backward()
+
+
+def test_complex_parameters_are_refused() -> None:
+    module = nn.Linear(5, 3, dtype=torch.complex64)
+    with pytest.raises(UnsupportedModuleError, match="two real parameters"):
+        private(module)

@@ -205,23 +205,24 @@ def _take(leaf: Any, axis: int, examples: Sequence[int]) -> Any:
     return leaf.detach().index_select(axis, index)
 
 
-def with_unusual(inputs: Any, axes: Sequence[int | None], value: float, first: bool) -> Any:
-    """The inputs with an unusual number in every second place of the first row, or of all others.
+def with_unusual(inputs: Any, axes: Sequence[int | None], values: Sequence[float | None]) -> Any:
+    """One example several times, each time with another of `values` in every second place.
 
-    None where nothing can have it.
+    The value None changes nothing. Returns None where nothing can have one of the values.
     """
-    leaves, structure = input_leaves(inputs)
-    changed = False
-    for place, (leaf, axis) in enumerate(zip(leaves, axes, strict=True)):
+    leaves, structure = input_leaves(take(inputs, axes, [0] * len(values)))
+    changed: set[int] = set()
+    for leaf, axis in zip(leaves, axes, strict=True):
         if not isinstance(leaf, Tensor) or axis is None or leaf.dtype == torch.bool:
             continue
-        if not leaf.is_floating_point() and value not in (-1.0, 0.0):
-            continue
-        leaves[place] = leaf.clone()
-        rows = leaves[place].movedim(axis, 0)
-        rows = rows[:1] if first else rows[1:]
-        # Whole numbers are words or classes: 1 is one of them, -1 is none.
-        own = value if leaf.is_floating_point() else 1 + int(value)
-        rows[..., ::2] = own
-        changed = True
-    return tree_unflatten(leaves, structure) if changed else None
+        rows = leaf.movedim(axis, 0)
+        for row, value in enumerate(values):
+            if value is None or not (leaf.is_floating_point() or value in (-1.0, 0.0)):
+                continue
+            # Whole numbers are words or classes: 1 is one of them, -1 is none.
+            own = value if leaf.is_floating_point() else 1 + int(value)
+            rows[row : row + 1][..., ::2] = own
+            changed.add(row)
+    if len(changed) < len(values) - values.count(None):
+        return None
+    return tree_unflatten(leaves, structure)

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from privagrad.torch.guards.loss import LossGuard
 from privagrad.torch.guards.recorder import Recorder, public_tensors
+from privagrad.torch.guards.structure import tensors_of
 from privagrad.torch.guards.traced import untraced
 from privagrad.torch.guards.verification import (
     Layouts,
@@ -64,6 +65,7 @@ class PrivateModule(nn.Module):
             outputs = self._module(*untraced(args), **untraced(kwargs))
             return self.loss_guard.side_outputs((args, kwargs), outputs, tape.batch_first)
         self._refuse_changes()
+        _refuse_autocast((args, kwargs))
         self.loss_guard.check_inputs((args, kwargs))
         inputs = untraced((args, kwargs))
         count = count_examples(inputs, tape.batch_first)
@@ -129,6 +131,16 @@ class PrivateModule(nn.Module):
             return super().__getattr__(name)
         except AttributeError:
             return getattr(super().__getattr__("_module"), name)
+
+
+def _refuse_autocast(inputs: Any) -> None:
+    for device in {tensor.device.type for tensor in tensors_of(inputs)}:
+        if torch.is_autocast_enabled(device):
+            raise RuntimeError(
+                f"Expected a forward pass without autocast, found autocast for {device}: norms of "
+                "gradients in mixed precision are not supported. Leave the module out of the "
+                "autocast block, or convert the whole module (module.bfloat16())."
+            )
 
 
 class _Stray:

@@ -109,6 +109,11 @@ def _problem(module: nn.Module) -> str | None:
             return f"{name} renormalises the rows that a batch uses: set max_norm=None."
         if module.scale_grad_by_freq:
             return f"{name} divides gradients by counts in the batch: set scale_grad_by_freq=False."
+    if any(p.is_complex() for p in module.parameters(recurse=False)):
+        return (
+            f"{name} has complex parameters, for which norms and noise are not defined here: keep "
+            "real and imaginary parts as two real parameters."
+        )
     if parametrize.is_parametrized(module):
         return (
             f"{name} computes its weights from other parameters: remove the parametrization with "

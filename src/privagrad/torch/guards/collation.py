@@ -6,10 +6,9 @@ import random
 from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from privagrad.torch.guards.determinism import Deterministic
+from privagrad.torch.guards.determinism import Deterministic, random_state_kept
 from privagrad.torch.guards.structure import tensors_of
 from privagrad.torch.guards.trace import row_layouts
 from privagrad.torch.layout import same
@@ -22,7 +21,7 @@ def refuse_mixing(collate: Callable[[list[Any]], Any], rows: list[Any]) -> None:
 
     Rows may be padded to the longest; what is padded is not compared.
     """
-    with Deterministic(), torch.random.fork_rng():
+    with Deterministic(), random_state_kept():
         batch = tensors_of(collate(rows))
         for place in random.Random().sample(range(len(rows)), min(_ROWS, len(rows))):
             alone = tensors_of(collate([rows[place]]))

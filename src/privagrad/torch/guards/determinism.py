@@ -122,35 +122,57 @@ class Aftermath:
 
 
 @contextmanager
-def undisturbed(module: nn.Module) -> Iterator[Aftermath]:
-    """A deterministic run, after which buffers and random numbers are as they were before."""
-    buffers = {name: (buffer, buffer.clone()) for name, buffer in module.named_buffers()}
+def random_state_kept() -> Iterator[None]:
+    """Runs after which the random numbers of Python, NumPy and PyTorch go on as before."""
     of_python, of_numpy = random.getstate(), np.random.get_state()  # noqa: NPY002
-    aftermath, mode = Aftermath(), Deterministic()
     try:
-        with torch.random.fork_rng(), warnings.catch_warnings(), mode:
-            warnings.simplefilter("ignore")
-            torch.manual_seed(0)
-            random.seed(0)
-            np.random.seed(0)  # noqa: NPY002
-            before = _states()
-            yield aftermath
-            aftermath.random = mode.used or _states() != before
+        with torch.random.fork_rng():
+            yield
     finally:
         random.setstate(of_python)
         np.random.set_state(of_numpy)  # noqa: NPY002
-        _restore(module, buffers, aftermath.written)
 
 
-def _states() -> tuple[Any, ...]:
-    of_numpy = np.random.get_state(legacy=False)["state"]  # noqa: NPY002
-    assert isinstance(of_numpy, dict)
-    return (
-        random.getstate(),
-        of_numpy["pos"],
-        of_numpy["key"].tobytes(),
-        torch.get_rng_state().numpy().tobytes(),
+def seed() -> None:
+    """The same random numbers from here on, within `random_state_kept`."""
+    random.setstate(_SEEDED)
+    np.random.set_state(_SEEDED_NUMPY)  # noqa: NPY002
+    # torch.manual_seed keeps a stack trace of every call for devices that were never used.
+    torch.default_generator.manual_seed(0)
+    if torch.cuda.is_initialized():
+        torch.cuda.manual_seed_all(0)
+
+
+_SEEDED = random.Random(0).getstate()
+_SEEDED_NUMPY: Any = np.random.RandomState(0).get_state()
+_SEEDED_TORCH = torch.Generator().manual_seed(0).get_state()
+
+
+def _has_drawn() -> bool:
+    """Whether a random number has been drawn since `seed`."""
+    of_numpy: Any = np.random.get_state()  # noqa: NPY002
+    return not (
+        random.getstate() == _SEEDED
+        and of_numpy[2] == _SEEDED_NUMPY[2]
+        and np.array_equal(of_numpy[1], _SEEDED_NUMPY[1])
+        and torch.equal(torch.default_generator.get_state(), _SEEDED_TORCH)
     )
+
+
+@contextmanager
+def undisturbed(module: nn.Module) -> Iterator[Aftermath]:
+    """A deterministic run, after which buffers are as before; within `random_state_kept`."""
+    buffers = {name: (buffer, buffer.clone()) for name, buffer in module.named_buffers()}
+    aftermath, mode = Aftermath(), Deterministic()
+    seed()
+    try:
+        with warnings.catch_warnings(), mode:
+            warnings.simplefilter("ignore")
+            yield aftermath
+            aftermath.random = mode.used or _has_drawn()
+    finally:
+        if buffers:
+            _restore(module, buffers, aftermath.written)
 
 
 @torch.no_grad()

@@ -10,7 +10,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from privagrad.torch.guards.determinism import Deterministic, normals
+from privagrad.torch.guards.determinism import Deterministic, normals, random_state_kept, seed
 from privagrad.torch.guards.trace import (
     Leaf,
     Output,
@@ -47,7 +47,8 @@ def constant_layouts(steps: list[TraceNode], count: int) -> list[dict[int, Layou
     for key, found in options.items():
         guesses += [first | {key: other} for other in found[1:]]
         guesses.append({k: v for k, v in first.items() if k != key})
-    return [*guesses[: _GUESSES - 1], {}]
+    distinct = [guess for place, guess in enumerate(guesses) if guess not in guesses[:place]]
+    return [*(guess for guess in distinct[: _GUESSES - 1] if guess), {}]
 
 
 def mixing_in(
@@ -130,7 +131,7 @@ def _gradients(
     strange: int | None = None,
 ) -> list[Tensor | None]:
     """Of the loss of some examples in the outputs; what belongs to those not kept is changed."""
-    torch.manual_seed(0)
+    seed()
     values: dict[int, Tensor] = {}
     roots: list[Tensor] = []
     with torch.enable_grad():
@@ -180,7 +181,7 @@ def depends_on_others(node: TraceNode) -> bool | None:
         return False
     size = min(count, EXAMPLES)
     examples = random.Random().sample(range(count), size)
-    with Deterministic(), torch.random.fork_rng(), torch.no_grad():
+    with Deterministic(), random_state_kept(), torch.no_grad():
         found = [
             _changed_rows(steps, leaves, Replay(count, examples, axes), examples)
             for axes in constant_layouts(steps, count)

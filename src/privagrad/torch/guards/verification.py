@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -10,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from privagrad.torch.guards.determinism import normals, undisturbed
+from privagrad.torch.guards.determinism import normals, random_state_kept, undisturbed
 from privagrad.torch.guards.recorder import Recorder, public_tensors
 from privagrad.torch.guards.structure import tensors_of
 from privagrad.torch.layout import (
@@ -156,7 +157,7 @@ class ModuleGuard:
         problem: Exception | None = None
         for axes in dict.fromkeys(guesses):
             try:
-                with self.tape.aside():
+                with self.tape.aside(), random_state_kept():
                     found = self._try(inputs, axes, examples, thorough)
                 self._axes = axes
                 return found
@@ -187,7 +188,7 @@ class ModuleGuard:
         if self.verify:
             self._refuse_memory(alone)
             if thorough:
-                self._refuse_rare_mixing(together, single[0], axes, [whole, alone[0]], found)
+                self._refuse_rare_mixing(single[0], axes, alone[0], found.layouts)
             self._compare(together, single, found.layouts)
         return found
 
@@ -212,34 +213,36 @@ class ModuleGuard:
         return Observed(observed, aftermath.written, recorder, aftermath.random)
 
     def _refuse_rare_mixing(
-        self,
-        together: Any,
-        single: Any,
-        axes: Sequence[int | None],
-        usual: list[Observed],
-        found: Learned,
+        self, single: Any, axes: Sequence[int | None], usual: Observed, layouts: Layouts
     ) -> None:
         """Refuse modules that mix or remember examples only where the data are unusual.
 
-        The first example must come out the same beside others with unusual values, and with
-        unusual values itself the same as alone.
+        An example must come out the same beside others with unusual values, and these the same as
+        alone.
         """
-        whole, alone = usual
-        count = whole.recorder.count
+        alone: dict[float | None, Observed] = {None: usual}
         for value in UNUSUAL:
-            own = with_unusual(single, axes, value, first=True)
-            if own is None:
+            inputs = with_unusual(single, axes, [value])
+            if inputs is None:
                 continue
             try:
-                strange = self._observe(own, 1)
-                beside = self._observe(with_unusual(together, axes, value, first=False), count)
-                among = self._observe(with_unusual(together, axes, value, first=True), count)
+                alone[value] = self._observe(inputs, 1)
             except _BROKEN:
                 continue
-            self._refuse_memory([alone, strange])
-            if count > 1:
-                _refuse_difference(beside, found, whole.observed, count)
-                _refuse_difference(among, found, strange.observed, 1)
+            self._refuse_memory([usual, alone[value]])
+        if not layouts:
+            return
+        # Values that do not go together are tried one by one.
+        groups = ([*alone], *([None, unusual] for unusual in alone if unusual is not None))
+        for values in groups:
+            try:
+                beside = self._observe(with_unusual(single, axes, values), len(values))
+            except _BROKEN:
+                continue
+            for place, own in enumerate(values):
+                _refuse_difference(beside, alone[own], layouts, place)
+            if len(values) == len(alone):
+                return
 
     def _refuse_memory(self, alone: list[Observed]) -> None:
         """Refuse buffers into which a pass writes what depends on its examples."""
@@ -263,6 +266,7 @@ class ModuleGuard:
         if not any(weights):
             return
         _, uses = self.tape.collect()
+        squares = {name: _squares(own) for name, own in uses.items()}
         self.tape.plain = True
         for position, inputs in enumerate(single):
             with undisturbed(self.module), torch.enable_grad():
@@ -273,7 +277,7 @@ class ModuleGuard:
                     if weight is not None and leaf.requires_grad
                 )
             expected = _gradients(value, self.tape.parameters)
-            for name, found in _differences(uses, expected, position):
+            for name, found in _differences(uses, squares, expected, position):
                 raise UnverifiedError(
                     "Expected the gradient of each example to be that of the example alone, found "
                     f"that of {name} {found}. A layer uses it in a way that the engine does not "
@@ -282,18 +286,16 @@ class ModuleGuard:
                 )
 
 
-def _refuse_difference(
-    several: Observed, found: Learned, expected: list[ObservedTensor], count: int
-) -> None:
-    """Refuse other values for the first example of several than it has among `expected`."""
-    size = several.recorder.count
-    for a, b in zip(several.observed, expected, strict=False):
-        layout = found.layouts.get(a.key)
+def _refuse_difference(several: Observed, alone: Observed, layouts: Layouts, place: int) -> None:
+    """Refuse other values for the example at `place` among several than it has alone."""
+    count = several.recorder.count
+    for a, b in zip(several.observed, alone.observed, strict=False):
+        layout = layouts.get(a.key)
         if layout is None or a.key != b.key:
             continue
-        own, other = layout.split(a.tensor, size)[0], b.tensor
-        if count > 1 or b.tensor.dim() == a.tensor.dim():
-            other = layout.split(b.tensor, count)[0]
+        own, other = layout.split(a.tensor, count)[place], b.tensor
+        if b.tensor.dim() == a.tensor.dim():
+            other = layout.split(b.tensor, 1)[0]
         if own.shape == other.shape and not same(own, other, ROUNDING):
             raise mixed(a.name)
 
@@ -394,35 +396,43 @@ def _gradients(value: Any, parameters: dict[str, nn.Parameter]) -> dict[str, Ten
 
 
 @torch.no_grad()
+def _squares(uses: list[Use]) -> list[float]:
+    """The squared norm of each example's gradient of a parameter, as the engine has it."""
+    scales = [Scale.ball(as_matrix(use.parameter)[use.part]) for use in uses]
+    squares = [use.squares(scale).double() for use, scale in zip(uses, scales, strict=True)]
+    return [max(float(square), 0.0) for square in torch.stack(squares).sum(0)]
+
+
+@torch.no_grad()
 def _differences(
-    uses: dict[str, list[Use]], expected: dict[str, Tensor], position: int
+    uses: dict[str, list[Use]],
+    squares: dict[str, list[float]],
+    expected: dict[str, Tensor],
+    position: int,
 ) -> list[tuple[str, str]]:
     """The parameters whose gradient or norm the engine has wrong, with what was found."""
     exact = {name: as_matrix(accurate(g)).double() for name, g in expected.items()}
-    if not all(bool(g.isfinite().all()) for g in exact.values()):
+    sizes = {name: float(g.norm()) for name, g in exact.items()}
+    whole = math.hypot(*sizes.values())
+    if not math.isfinite(whole):
         return []
-    size = float(sum(g.square().sum() for g in exact.values())) ** 0.5
     wrong = []
     for name, g in exact.items():
         rough = _COARSE if expected[name].dtype in (torch.float16, torch.bfloat16) else 1.0
-        tolerance = rough * (_RELATIVE * float(g.norm()) + _OF_ALL * size)
-        found, square = torch.zeros_like(g), 0.0
+        tolerance = rough * (_RELATIVE * sizes[name] + _OF_ALL * whole)
+        difference, norm = g, 0.0
         for use in uses.get(name, []):
-            found[use.part] += use.examples(position, position + 1)[0].double()
-            scale = Scale.ball(as_matrix(use.parameter)[use.part])
-            square += float(use.squares(scale)[position])
-        if float((found - g).norm()) > tolerance:
-            wrong.append((name, f"off by {_share(found - g, g)} of it"))
+            difference[use.part] -= use.examples(position, position + 1)[0]
+            norm = squares[name][position] ** 0.5
+        off = float(difference.norm())
+        if off > tolerance:
+            share = f"{off / sizes[name]:.1%}" if sizes[name] else "all"
+            wrong.append((name, f"off by {share} of it"))
         # A norm that is too large bounds more than it must; one too large for its type counts as
         # not finite, and nothing is released of it.
-        elif max(square, 0.0) ** 0.5 < float(g.norm()) - 3 * tolerance:
-            wrong.append((name, f"to have the norm {square**0.5:.3g} instead of {g.norm():.3g}"))
+        elif norm < sizes[name] - 3 * tolerance:
+            wrong.append((name, f"to have the norm {norm:.3g} instead of {sizes[name]:.3g}"))
     return wrong
-
-
-def _share(difference: Tensor, g: Tensor) -> str:
-    size = float(g.norm())
-    return f"{float(difference.norm()) / size:.1%}" if size else "all"
 
 
 def versions(inputs: Any) -> list[int]:
