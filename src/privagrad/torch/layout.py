@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import Any
 
 import torch
@@ -157,23 +158,29 @@ def input_leaves(inputs: Any) -> tuple[list[Any], Any]:
     return tree_flatten(inputs, is_leaf=lambda x: isinstance(x, PackedSequence))
 
 
-def possible_axes(leaves: list[Any], count: int, batch_first: bool) -> list[tuple[int | None, ...]]:
+def possible_axes(
+    leaves: list[Any], count: int, batch_first: bool, of_batch: Sequence[bool]
+) -> list[tuple[int | None, ...]]:
     """Where the examples may be in each leaf, the likeliest first; None: nowhere.
 
-    The first leaf with a dimension of `count` examples has them for sure. Of the others, a mask may
-    be as large as the batch without being of it.
+    The first leaf with a dimension of `count` examples has them for sure, and so have those that
+    are computed from the batch. Of the others, a mask may be as large as the batch without being
+    of it.
     """
     order = (0, 1) if batch_first else (1, 0)
     choices: list[list[int | None]] = []
     sure = False
-    for leaf in leaves:
+    for leaf, known in zip_longest(leaves, of_batch, fillvalue=False):
         if isinstance(leaf, PackedSequence):
             fits: list[int | None] = [0]
         elif isinstance(leaf, Tensor):
             fits = [a for a in order if a < leaf.dim() and leaf.shape[a] == count]
         else:
             fits = []
-        choices.append(fits[:1] if fits and not sure else [*fits, None])
+        if fits and not sure:
+            choices.append(fits[:1])
+        else:
+            choices.append(fits if fits and known else [*fits, None])
         sure = sure or bool(fits)
     first = tuple(options[0] for options in choices)
     guesses = [first]

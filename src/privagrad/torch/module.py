@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from privagrad.torch.guards.determinism import generator_states
 from privagrad.torch.guards.loss import LossGuard
 from privagrad.torch.guards.recorder import Recorder, public_tensors
 from privagrad.torch.guards.structure import tensors_of
-from privagrad.torch.guards.traced import untraced
+from privagrad.torch.guards.traced import node_of, untraced
 from privagrad.torch.guards.verification import (
     Layouts,
     ModuleGuard,
@@ -20,7 +21,7 @@ from privagrad.torch.guards.verification import (
     versions,
 )
 from privagrad.torch.layers import Layer, layer_of
-from privagrad.torch.layout import count_examples
+from privagrad.torch.layout import count_examples, input_leaves
 from privagrad.torch.tape import ForwardPass, Tape
 
 
@@ -67,21 +68,22 @@ class PrivateModule(nn.Module):
         self._refuse_changes()
         _refuse_autocast((args, kwargs))
         self.loss_guard.check_inputs((args, kwargs))
+        of_batch = [node_of(leaf) is not None for leaf in input_leaves((args, kwargs))[0]]
         inputs = untraced((args, kwargs))
         count = count_examples(inputs, tape.batch_first)
-        outputs, current = self._pass(inputs, count)
+        outputs, current = self._pass(inputs, count, of_batch)
         return self.loss_guard.outputs(outputs, current)
 
-    def _pass(self, inputs: Any, count: int) -> tuple[Any, ForwardPass]:
+    def _pass(self, inputs: Any, count: int, of_batch: Sequence[bool]) -> tuple[Any, ForwardPass]:
         """A forward pass with the layouts that it has been seen to have."""
         guard = self.guard
-        layouts = guard.prepare(inputs, count)
+        layouts = guard.prepare(inputs, count, of_batch)
         # A second time where layers had to guess where the examples are, and guessed wrong.
         for _ in range(2):
             outputs, current, recorder = self._recorded(inputs, count, layouts)
             if count:
                 current.layouts = layouts = guard.layouts(recorder, inputs, count, outputs)
-            if not current.guessed_wrong:
+            if not (current.guessed_wrong or guard.unsettled):
                 return outputs, current
         raise UnverifiedError(
             "Expected a module that does the same with the same batch, found that it does "
@@ -93,6 +95,8 @@ class PrivateModule(nn.Module):
     ) -> tuple[Any, ForwardPass, Recorder]:
         tape, recorder = self._tape, Recorder(count or 1, public_tensors(self._module))
         before = versions(inputs)
+        if self.guard.draws_outside_torch:
+            recorder.drawn.states = generator_states()
         tape.recorder = recorder
         try:
             with tape.passing(count, layouts) as current, recorder:
@@ -161,20 +165,23 @@ class Tapped:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         tape = self.tape
-        if tape.open and tape.recorder is not None:
-            with tape.recorder.layer(self.module, *args, *kwargs.values()):
-                return self.layer(tape, self.module, *args, **kwargs)
-        if tape.open:
-            return self.layer(tape, self.module, *args, **kwargs)
-        if tape.plain:
-            return type(self.module).forward(self.module, *args, **kwargs)
-        if tape.parameters and self.module.training and torch.is_grad_enabled():
+        trained = tape.parameters and self.module.training and torch.is_grad_enabled()
+        if trained and not (tape.open or tape.plain):
             raise RuntimeError(
                 f"Expected a call of the module that make_private returned, found a call of a "
                 f"{type(self.module).__name__} inside it: its gradients would not be private. "
                 "For evaluation use eval() or torch.no_grad()."
             )
-        return type(self.module).forward(self.module, *args, **kwargs)
+        tape.layers_entered += 1
+        try:
+            if not tape.open:
+                return type(self.module).forward(self.module, *args, **kwargs)
+            if tape.recorder is None:
+                return self.layer(tape, self.module, *args, **kwargs)
+            with tape.recorder.layer(self.module, *args, *kwargs.values()):
+                return self.layer(tape, self.module, *args, **kwargs)
+        finally:
+            tape.layers_entered -= 1
 
 
 def _owners(module: nn.Module, tape: Tape) -> Iterator[nn.Module]:

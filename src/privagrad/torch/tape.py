@@ -48,6 +48,7 @@ class Tape:
         self.parameters = parameters
         self.batch_first = batch_first
         self.open = self.plain = False
+        self.layers_entered = 0
         self.drawn: int | None = None
         self.observed: list[ObservedTensor] | None = None
         self.guarded = self.loss_seen = False
@@ -69,6 +70,9 @@ class Tape:
         self._strays: dict[str, int] = {}
         self._backward: int | None = None
         self._examples = 0
+
+    def is_inside_layer(self) -> bool:
+        return self.layers_entered > 0
 
     def trains(self, *parameters: Tensor | None) -> bool:
         return any(id(parameter) in self._names for parameter in parameters)

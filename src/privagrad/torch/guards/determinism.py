@@ -15,25 +15,69 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+GENERATORS = frozenset(
+    {"rand", "randn", "rand_like", "randn_like", "randint", "randint_like", "normal", "normal_",
+     "uniform_", "random_", "exponential_", "cauchy_", "geometric_", "log_normal_", "bernoulli",
+     "bernoulli_", "poisson"}
+)  # fmt: skip
+"""Functions that return random numbers."""
+
 _CONSTANT = 0.5
 _DROPOUT_OF_ATTENTION = 10
+
+
+@dataclass
+class Drawn:
+    """The random numbers of a pass on which Python may have decided what to compute.
+
+    `numbers` has one entry for every call of a random function outside of layers: its result where
+    that is one number for the whole batch. `states` are those of Python's and NumPy's generators
+    before the pass; None: not kept.
+    """
+
+    numbers: list[Tensor | None] = field(default_factory=list)
+    states: tuple[Any, Any] | None = None
+
+    @property
+    def decisive(self) -> bool:
+        return self.states is not None or any(number is not None for number in self.numbers)
+
+
+def generator_states() -> tuple[Any, Any]:
+    """Of Python and of NumPy."""
+    return random.getstate(), np.random.get_state()  # noqa: NPY002
 
 
 class Deterministic(TorchFunctionMode):
     """Random functions return the same for every example, whatever else is in the batch.
 
     Dropout keeps everything, random numbers are constants, permutations move everything by one.
+    Single numbers are those of another pass, if `drawn` has them; `inside` tells whether a call is
+    made inside of a layer.
     """
 
     used = False
 
+    def __init__(
+        self, drawn: Drawn | None = None, inside: Callable[[], bool] = lambda: False
+    ) -> None:
+        super().__init__()
+        self._numbers = iter(drawn.numbers if drawn else [])
+        self._inside = inside
+
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         name = getattr(func, "__name__", "")
-        if (replaced := _REPLACED.get(name)) is not None:
-            self.used = True
-            return replaced(func, args, kwargs)
-        return func(*args, **kwargs)
+        if (replaced := _REPLACED.get(name)) is None:
+            return func(*args, **kwargs)
+        self.used = True
+        result = replaced(func, args, kwargs)
+        if name in GENERATORS and not self._inside():
+            number = next(self._numbers, None)
+            if number is not None and number.shape == result.shape:
+                with torch.no_grad():
+                    result.copy_(number)
+        return result
 
 
 def _unchanged(func: Any, args: Any, kwargs: Any) -> Any:
@@ -84,12 +128,7 @@ _REPLACED: dict[str, _Replacement] = {
          "feature_alpha_dropout_", "native_dropout"),
         _unchanged,
     ),
-    **dict.fromkeys(
-        ("rand", "randn", "rand_like", "randn_like", "randint", "randint_like", "normal",
-         "normal_", "uniform_", "random_", "exponential_", "cauchy_", "geometric_", "log_normal_",
-         "bernoulli", "bernoulli_", "poisson"),
-        _constant,
-    ),
+    **dict.fromkeys(GENERATORS, _constant),
     "randperm": _by_one,
     "multinomial": _likeliest,
     **dict.fromkeys(
@@ -115,61 +154,74 @@ RANDOM_FUNCTIONS = frozenset(_REPLACED) - {
 
 @dataclass
 class Aftermath:
-    """What a run would have left behind: what it wrote into buffers, and whether it was random."""
+    """What a run would have left behind: what it wrote into buffers, and whether it was random.
+
+    `outside_torch` says that numbers were drawn from Python's or NumPy's generators.
+    """
 
     written: dict[str, Tensor] = field(default_factory=dict)
     random: bool = False
+    outside_torch: bool = False
 
 
 @contextmanager
 def random_state_kept() -> Iterator[None]:
     """Runs after which the random numbers of Python, NumPy and PyTorch go on as before."""
-    of_python, of_numpy = random.getstate(), np.random.get_state()  # noqa: NPY002
+    before = generator_states()
     try:
         with torch.random.fork_rng():
             yield
     finally:
-        random.setstate(of_python)
-        np.random.set_state(of_numpy)  # noqa: NPY002
+        _set_states(before)
 
 
-def seed() -> None:
-    """The same random numbers from here on, within `random_state_kept`."""
-    random.setstate(_SEEDED)
-    np.random.set_state(_SEEDED_NUMPY)  # noqa: NPY002
+def _set_states(states: tuple[Any, Any]) -> None:
+    random.setstate(states[0])
+    np.random.set_state(states[1])  # noqa: NPY002
+
+
+def seed(states: tuple[Any, Any] | None = None) -> None:
+    """The same random numbers from here on, within `random_state_kept`.
+
+    Those of Python and NumPy are the ones that follow on `states`, if they are given.
+    """
+    _set_states(states or _SEEDED)
     # torch.manual_seed keeps a stack trace of every call for devices that were never used.
     torch.default_generator.manual_seed(0)
     if torch.cuda.is_initialized():
         torch.cuda.manual_seed_all(0)
 
 
-_SEEDED = random.Random(0).getstate()
-_SEEDED_NUMPY: Any = np.random.RandomState(0).get_state()
+_SEEDED: tuple[Any, Any] = (
+    random.Random(0).getstate(),
+    np.random.RandomState(0).get_state(),
+)
 _SEEDED_TORCH = torch.Generator().manual_seed(0).get_state()
 
 
-def _has_drawn() -> bool:
-    """Whether a random number has been drawn since `seed`."""
-    of_numpy: Any = np.random.get_state()  # noqa: NPY002
-    return not (
-        random.getstate() == _SEEDED
-        and of_numpy[2] == _SEEDED_NUMPY[2]
-        and np.array_equal(of_numpy[1], _SEEDED_NUMPY[1])
-        and torch.equal(torch.default_generator.get_state(), _SEEDED_TORCH)
-    )
+def _same_states(a: tuple[Any, Any], b: tuple[Any, Any]) -> bool:
+    return a[0] == b[0] and a[1][2] == b[1][2] and np.array_equal(a[1][1], b[1][1])
 
 
 @contextmanager
-def undisturbed(module: nn.Module) -> Iterator[Aftermath]:
-    """A deterministic run, after which buffers are as before; within `random_state_kept`."""
+def undisturbed(
+    module: nn.Module, drawn: Drawn | None = None, inside: Callable[[], bool] = lambda: False
+) -> Iterator[Aftermath]:
+    """A deterministic run, after which buffers are as before; within `random_state_kept`.
+
+    It makes the decisions of the pass that has `drawn` its random numbers.
+    """
     buffers = {name: (buffer, buffer.clone()) for name, buffer in module.named_buffers()}
-    aftermath, mode = Aftermath(), Deterministic()
-    seed()
+    aftermath, mode = Aftermath(), Deterministic(drawn, inside)
+    start = drawn.states if drawn and drawn.states else _SEEDED
+    seed(start)
     try:
         with warnings.catch_warnings(), mode:
             warnings.simplefilter("ignore")
             yield aftermath
-            aftermath.random = mode.used or _has_drawn()
+            aftermath.outside_torch = not _same_states(generator_states(), start)
+            moved = not torch.equal(torch.default_generator.get_state(), _SEEDED_TORCH)
+            aftermath.random = mode.used or aftermath.outside_torch or moved
     finally:
         if buffers:
             _restore(module, buffers, aftermath.written)

@@ -11,6 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from privagrad.torch.guards.determinism import GENERATORS, Drawn
+
 _QUIET = frozenset({"__get__", "size", "dim", "__len__", "numel", "_set_grad_enabled"})
 _READS = frozenset({"item", "tolist", "__bool__", "__float__", "__int__", "__index__", "numpy"})
 _BY_DIMENSION = frozenset(
@@ -38,7 +40,8 @@ class Recorder(TorchFunctionMode):
     `signature` is equal for passes that do the same with another number of examples. `moves` are
     the calls in which numbers out of the data say which row goes where; `packed` are the lengths of
     packed sequences, whose rows are nobody's in particular; `reads` says that Python has seen
-    numbers out of the data, on which it may decide what to compute. What happens inside of a layer
+    numbers out of the data, on which it may decide what to compute; `drawn` are random numbers, on
+    which it may decide as well. What happens inside of a layer
     is not noted; with `quiet`, no other function mode sees it either.
     """
 
@@ -48,6 +51,7 @@ class Recorder(TorchFunctionMode):
         self.moves: list[Move] = []
         self.packed: set[int] = set()
         self.reads = False
+        self.drawn = Drawn()
         self._calls: list[Any] = []
         self._inside = self._sorted = False
 
@@ -78,6 +82,9 @@ class Recorder(TorchFunctionMode):
             given = (*args, *kwargs.values()) if kwargs else args
             self._calls.append((name, *map(self._constant, given), self._constant(result)))
             self._note_move(name, given)
+            if name in GENERATORS:
+                single = isinstance(result, Tensor) and result.numel() == 1
+                self.drawn.numbers.append(result.detach().clone() if single else None)
             self.reads = self.reads or (name in _READS and id(given[0]) not in self.public)
         return result
 

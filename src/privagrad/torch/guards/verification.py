@@ -5,13 +5,20 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from privagrad.torch.guards.determinism import normals, random_state_kept, undisturbed
+from privagrad.torch.guards.determinism import (
+    Aftermath,
+    Drawn,
+    normals,
+    random_state_kept,
+    undisturbed,
+)
 from privagrad.torch.guards.recorder import Recorder, public_tensors
 from privagrad.torch.guards.structure import tensors_of
 from privagrad.torch.layout import (
@@ -60,6 +67,7 @@ class Observed:
     written: dict[str, Tensor]
     recorder: Recorder
     random: bool
+    outside_torch: bool
 
 
 @dataclass(frozen=True)
@@ -70,21 +78,28 @@ class Learned:
     moving: frozenset[int]
     alone: tuple[tuple[int, Observed], ...] = ()
 
+    @property
+    def random(self) -> bool:
+        return any(one.random for _, one in self.alone)
+
+    @property
+    def outside_torch(self) -> bool:
+        return any(one.outside_torch for _, one in self.alone)
+
     def refuse_other_outputs(self, outputs: Any, count: int) -> None:
         """Refuse a pass of the whole batch with other outputs for examples than those alone have.
 
-        Where random functions are called nobody can tell.
+        Both must have been made without random numbers, or with the same.
         """
         for example, one in self.alone:
             found = {o.key: o.tensor for o in one.observed}
             for place, leaf in enumerate(tensors_of(outputs)):
                 layout = self.layouts.get(("output", place))
                 alone = found.get(("output", place))
-                if layout is None or alone is None or one.random:
+                if layout is None or alone is None:
                     continue
-                if not same(
-                    layout.split(leaf.detach(), count)[example].reshape(alone.shape), alone
-                ):
+                own = layout.split(leaf.detach(), count)[example]
+                if not same(own.reshape(alone.shape), alone):
                     raise mixed("the module's output")
 
     def refuse_moved_rows(self, recorder: Recorder) -> None:
@@ -115,13 +130,19 @@ class ModuleGuard:
         self._known: dict[int, Learned] = {}
         self._axes: tuple[int | None, ...] | None = None
         self._prepared = False
+        self._drawn = Drawn()
+        self._of_batch: Sequence[bool] = ()
+        self.draws_outside_torch = self.unsettled = False
 
-    def prepare(self, inputs: Any, count: int) -> Layouts:
-        """The layouts that a pass most likely has."""
-        self._prepared = False
+    def prepare(self, inputs: Any, count: int, of_batch: Sequence[bool]) -> Layouts:
+        """The layouts that a pass most likely has.
+
+        `of_batch` says which of the inputs are computed from the batch of the data loader.
+        """
+        self._prepared, self._of_batch = False, of_batch
         if self.latest is None and count > 1:
             try:
-                self.latest = self._learn(inputs, count)
+                self.latest = self._learn(inputs, count, Drawn())
                 self._prepared = True
             except UntriedError:
                 # If it is the module's own error, it shows on the whole batch too.
@@ -129,28 +150,46 @@ class ModuleGuard:
         return self.latest.layouts if self.latest else {}
 
     def layouts(self, recorder: Recorder, inputs: Any, count: int, outputs: Any) -> Layouts:
-        """The layouts of a pass that has been made, verified where it is due."""
+        """The layouts of a pass that has been made, verified where it is due.
+
+        `unsettled` is then whether the pass must be made again, with Python's random numbers kept.
+        """
         prepared, self._prepared = self._prepared, False
+        drawn = recorder.drawn
         due = not (self.passes + 1) & self.passes or recorder.reads
         known = self.latest if prepared else self._known.get(recorder.signature)
-        if known is None or (due and not prepared):
-            known = self._learn(inputs, count, thorough=known is None)
+        if known is None or (due and not prepared) or (prepared and drawn.decisive):
+            known = self._learn(inputs, count, drawn, thorough=known is None)
+        self.unsettled = known.outside_torch and drawn.states is None
+        if self.unsettled:
+            return known.layouts
         if self.verify:
             known.refuse_moved_rows(recorder)
-            if due or recorder.signature not in self._known:
+            if known.alone and (due or recorder.signature not in self._known):
+                if known.random:
+                    outputs = self._deterministic(inputs, drawn)
                 known.refuse_other_outputs(outputs, count)
-        self._known[recorder.signature] = known
+        # The tensors of examples alone are not needed any more.
+        self._known[recorder.signature] = replace(known, alone=())
         self.passes += 1
         if count > 1:
-            self.latest = known
+            self.latest = self._known[recorder.signature]
         return known.layouts
 
-    def _learn(self, inputs: Any, count: int, thorough: bool = True) -> Learned:
+    def _deterministic(self, inputs: Any, drawn: Drawn) -> Any:
+        """The outputs of the whole batch, without random numbers or with those of another pass."""
+        with self.tape.aside(), random_state_kept(), torch.no_grad():
+            self.tape.plain = True
+            with undisturbed(self.module, drawn, self.tape.is_inside_layer):
+                return self.module(*inputs[0], **inputs[1])
+
+    def _learn(self, inputs: Any, count: int, drawn: Drawn, thorough: bool = True) -> Learned:
         self.verifications += 1
         leaves = input_leaves(inputs)[0]
-        guesses = possible_axes(leaves, count, self.tape.batch_first)
+        guesses = possible_axes(leaves, count, self.tape.batch_first, self._of_batch)
         if self._axes in guesses:
             guesses.insert(0, self._axes)
+        self._drawn = drawn
         examples = sorted({0, count - 1, random.Random().randrange(count)})
         if len(examples) < EXAMPLES <= count:
             examples = [0, count // 2, count - 1]
@@ -160,6 +199,7 @@ class ModuleGuard:
                 with self.tape.aside(), random_state_kept():
                     found = self._try(inputs, axes, examples, thorough)
                 self._axes = axes
+                self.draws_outside_torch |= found.outside_torch
                 return found
             except Mixed as error:
                 problem = error if not isinstance(problem, Mixed) else problem
@@ -186,7 +226,7 @@ class ModuleGuard:
             seen = tuple(zip(examples, alone, strict=True))
             found = Learned(_match(whole, alone), _moving(whole, alone), seen)
         if self.verify:
-            self._refuse_memory(alone)
+            self._refuse_memory([whole, *alone])
             if thorough:
                 self._refuse_rare_mixing(single[0], axes, alone[0], found.layouts)
             self._compare(together, single, found.layouts)
@@ -198,7 +238,7 @@ class ModuleGuard:
         observed: list[ObservedTensor] = []
         recorder = Recorder(count, public_tensors(self.module), quiet=False)
         before = versions(inputs)
-        with undisturbed(self.module) as aftermath, torch.no_grad():
+        with self._undisturbed() as aftermath, torch.no_grad():
             tape.observed, tape.recorder = observed, recorder
             with tape.passing(count), recorder:
                 outputs = self.module(*inputs[0], **inputs[1])
@@ -210,7 +250,12 @@ class ModuleGuard:
                     ("output", place), "the module's output", leaf.detach(), leaf.dim(), shared=True
                 )
             )
-        return Observed(observed, aftermath.written, recorder, aftermath.random)
+        return Observed(
+            observed, aftermath.written, recorder, aftermath.random, aftermath.outside_torch
+        )
+
+    def _undisturbed(self) -> AbstractContextManager[Aftermath]:
+        return undisturbed(self.module, self._drawn, self.tape.is_inside_layer)
 
     def _refuse_rare_mixing(
         self, single: Any, axes: Sequence[int | None], usual: Observed, layouts: Layouts
@@ -244,12 +289,13 @@ class ModuleGuard:
             if len(values) == len(alone):
                 return
 
-    def _refuse_memory(self, alone: list[Observed]) -> None:
+    def _refuse_memory(self, runs: list[Observed]) -> None:
         """Refuse buffers into which a pass writes what depends on its examples."""
-        first = alone[0].written
-        for other in alone[1:]:
-            for name, value in other.written.items():
-                if name not in first or not torch.equal(first[name], value):
+        first = runs[0].written
+        for other in (run.written for run in runs[1:]):
+            for name in first.keys() | other.keys():
+                a, b = first.get(name), other.get(name)
+                if a is None or b is None or not torch.equal(a, b):
                     raise UnverifiedError(
                         f"Expected buffers that do not depend on the data, found that a forward "
                         f"pass writes statistics of its examples into {name}: they would be "
@@ -259,7 +305,7 @@ class ModuleGuard:
     def _compare(self, together: Any, single: list[Any], layouts: Layouts) -> None:
         """Gradients and norms of the engine, for examples together, and of each alone."""
         count = len(single)
-        with undisturbed(self.module), torch.enable_grad():
+        with self._undisturbed(), torch.enable_grad():
             with self.tape.passing(count, layouts):
                 outputs = self.module(*together[0], **together[1])
             weights = _backward(self.tape, outputs, count, layouts)
@@ -269,7 +315,7 @@ class ModuleGuard:
         squares = {name: _squares(own) for name, own in uses.items()}
         self.tape.plain = True
         for position, inputs in enumerate(single):
-            with undisturbed(self.module), torch.enable_grad():
+            with self._undisturbed(), torch.enable_grad():
                 outputs = self.module(*inputs[0], **inputs[1])
                 value = sum(
                     (leaf * weight(position, leaf)).sum()
@@ -355,8 +401,8 @@ def _backward(tape: Tape, outputs: Any, count: int, layouts: Layouts) -> list[We
     weights: list[Weight | None] = []
     roots, drawn = [], []
     for place, leaf in enumerate(tensors_of(outputs)):
-        gradient = normals(leaf.shape).to(leaf)
         layout = layouts.get(("output", place), Layout(0)) if leaf.dim() else None
+        gradient = _uneven(normals(leaf.shape).to(leaf), layout, count)
         weight = _weight(leaf, gradient, layout, tape) if leaf.requires_grad else None
         weights.append(weight)
         if weight is not None:
@@ -370,6 +416,17 @@ def _backward(tape: Tape, outputs: Any, count: int, layouts: Layouts) -> list[We
         for p, grad in grads.items():
             p.grad = grad
     return weights
+
+
+def _uneven(gradient: Tensor, layout: Layout | None, count: int) -> Tensor:
+    """Gradients of very different sizes: what bounds them together treats them otherwise."""
+    if layout is None or count < 2 or not gradient.numel():
+        return gradient
+    parts = layout.split(gradient, count).clone()
+    spread = 1.0 if gradient.dtype in (torch.float16, torch.bfloat16) else 3.0
+    sizes = 10.0 ** (spread * torch.linspace(-1, 1, count).roll(random.Random().randrange(count)))
+    parts *= sizes.to(parts).reshape(-1, *[1] * (parts.dim() - 1))
+    return layout.join(parts).contiguous()
 
 
 def _weight(leaf: Tensor, drawn: Tensor, layout: Layout | None, tape: Tape) -> Weight | None:
