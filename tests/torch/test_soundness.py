@@ -579,7 +579,7 @@ class TestVerification:
         torch.manual_seed(5)
         expected = torch.rand(3)
         torch.manual_seed(5)
-        run.module.guard.prepare(((X,), {}), 12)
+        run.module.guard.prepare(((X,), {}), 12, [False])
         assert torch.equal(torch.rand(3), expected)
         assert float(module.calls) == 0
         run.epoch()

@@ -167,7 +167,7 @@ class ModuleGuard:
             known.refuse_moved_rows(recorder)
             if known.alone and (due or recorder.signature not in self._known):
                 if known.random:
-                    outputs = self._deterministic(inputs, drawn)
+                    outputs = self._deterministic(inputs, count, known.layouts, drawn)
                 known.refuse_other_outputs(outputs, count)
         # The tensors of examples alone are not needed any more.
         self._known[recorder.signature] = replace(known, alone=())
@@ -176,11 +176,11 @@ class ModuleGuard:
             self.latest = self._known[recorder.signature]
         return known.layouts
 
-    def _deterministic(self, inputs: Any, drawn: Drawn) -> Any:
+    def _deterministic(self, inputs: Any, count: int, layouts: Layouts, drawn: Drawn) -> Any:
         """The outputs of the whole batch, without random numbers or with those of another pass."""
         with self.tape.aside(), random_state_kept(), torch.no_grad():
-            self.tape.plain = True
-            with undisturbed(self.module, drawn, self.tape.is_inside_layer):
+            self._drawn = drawn
+            with self._undisturbed(), self.tape.passing(count, layouts):
                 return self.module(*inputs[0], **inputs[1])
 
     def _learn(self, inputs: Any, count: int, drawn: Drawn, thorough: bool = True) -> Learned:
