@@ -12,6 +12,7 @@ except ModuleNotFoundError as error:
 from privagrad.torch.adaptive_sgd import AdaptiveSGD
 from privagrad.torch.damping import damp_steps, start_from_counts, word_shares
 from privagrad.torch.engine import PrivacyEngine
+from privagrad.torch.guards.numbers import public
 from privagrad.torch.linear_cross_entropy import LinearCrossEntropy
 from privagrad.torch.loaders import BatchMemoryManager
 from privagrad.torch.module import PrivateModule
@@ -46,6 +47,7 @@ __all__ = [
     "StepNoise",
     "UnsupportedModuleError",
     "damp_steps",
+    "public",
     "second_moments",
     "start_from_counts",
     "word_shares",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -62,10 +63,14 @@ class PrivateModule(nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         tape = self._tape
-        if not (self.training and torch.is_grad_enabled() and tape.parameters):
+        if not tape.parameters:
+            # A copy is a plain module, and what it computes is followed as that of any other.
+            return self._module(*args, **kwargs)
+        if not (self.training and torch.is_grad_enabled()):
             outputs = self._module(*untraced(args), **untraced(kwargs))
             return self.loss_guard.side_outputs((args, kwargs), outputs, tape.batch_first)
         self._refuse_changes()
+        self.loss_guard.check_state(self._module)
         _refuse_autocast((args, kwargs))
         self.loss_guard.check_inputs((args, kwargs))
         of_batch = [node_of(leaf) is not None for leaf in input_leaves((args, kwargs))[0]]
@@ -185,10 +190,12 @@ class Tapped:
 
 
 def _owners(module: nn.Module, tape: Tape) -> Iterator[nn.Module]:
-    """The topmost modules that have trainable parameters of their own."""
+    """The topmost modules that have trainable parameters of their own, or in lists of their own."""
     # Attention uses its output layer's parameters itself.
     whole = isinstance(module, nn.MultiheadAttention)
-    if any(tape.trains(p) for p in module.parameters(recurse=whole)):
+    lists = (m for m in module.children() if isinstance(m, nn.ParameterList | nn.ParameterDict))
+    own = itertools.chain(module.parameters(recurse=whole), *(m.parameters() for m in lists))
+    if any(tape.trains(p) for p in own):
         yield module
         return
     for child in module.children():

@@ -8,11 +8,28 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.func import vmap
+from torch.overrides import TorchFunctionMode
 
 from privagrad import _validate
 from privagrad.torch.guards.structure import map_tensors, tensors_of
 from privagrad.torch.guards.trace import Output, history
 from privagrad.torch.guards.traced import TracedTensor, untraced
+from privagrad.torch.guards.verification import UnverifiedError
+
+
+class _OwnRowsOnly(TorchFunctionMode):
+    """Refuses tensors of the batch in a criterion other than those it was given."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if any(isinstance(x, TracedTensor) and x.node for x in (*args, *kwargs.values())):
+            raise UnverifiedError(
+                "Expected a criterion that computes the loss of an example from its arguments, "
+                "found in it another tensor of the batch (an attribute, a variable of its "
+                "surroundings). Give it to PerExampleLoss as an argument, with a row for each "
+                "example."
+            )
+        return func(*args, **kwargs)
 
 
 class PerExampleLoss(nn.Module):
@@ -99,7 +116,8 @@ class PerExampleLoss(nn.Module):
             def row(tensor: Tensor) -> Tensor:
                 return next(given).unsqueeze(self._axis(tensor))
 
-            loss = self.criterion(*map_tensors(row, values))
+            with _OwnRowsOnly():
+                loss = self.criterion(*map_tensors(row, values))
             if loss.numel() != 1:
                 raise ValueError(
                     "Expected a criterion that gives one number for one example, found shape "
@@ -114,6 +132,8 @@ class PerExampleLoss(nn.Module):
         axes = [self._axis(tensor) for tensor in tensors]
         try:
             return vmap(one, in_dims=(axes,), randomness="different")(tensors)
+        except UnverifiedError:
+            raise
         except RuntimeError:
             # Such as branches that depend on values, which vmap cannot take.
             rows = [

@@ -109,6 +109,11 @@ def _problem(module: nn.Module) -> str | None:
             return f"{name} renormalises the rows that a batch uses: set max_norm=None."
         if module.scale_grad_by_freq:
             return f"{name} divides gradients by counts in the batch: set scale_grad_by_freq=False."
+    if hasattr(module, "_orig_mod") or module._compiled_call_impl is not None:
+        return (
+            f"{name} is compiled: the engine runs layers by its own code. Give it the module from "
+            "before torch.compile."
+        )
     if any(p.is_complex() for p in module.parameters(recurse=False)):
         return (
             f"{name} has complex parameters, for which norms and noise are not defined here: keep "

@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from privagrad.torch.guards.determinism import (
     RANDOM_FUNCTIONS,
@@ -24,7 +25,7 @@ from privagrad.torch.guards.determinism import (
     random_state_kept,
 )
 from privagrad.torch.guards.means import mean_of_own_means
-from privagrad.torch.guards.numbers import BatchFloat, BatchInteger
+from privagrad.torch.guards.numbers import BatchFloat, BatchInteger, PublicNumber
 from privagrad.torch.guards.owners import owners_of
 from privagrad.torch.guards.separation import (
     BROKEN,
@@ -74,7 +75,7 @@ class LossGuard:
         self.checks = 0
         self._losses: dict[int, int] = {}
         self._constants: dict[int, dict[Any, None]] = {}
-        self._reads = False
+        self._reads = self._ever_read = False
         self._of_outputs: list[TraceNode] = []
         self._of_batch: list[TraceNode] = []
         self._numbers: dict[float, TraceNode] = {}
@@ -134,6 +135,7 @@ class LossGuard:
         known = [t for t in tensors_of(inputs) if isinstance(t, TracedTensor)]
         if not known or not self.verify:
             return outputs
+        self.check_rows(known)
         count = count_examples(inputs, batch_first)
 
         def traced(tensor: Tensor) -> Tensor:
@@ -168,6 +170,7 @@ class LossGuard:
         To look at rows as they were drawn is no such thing.
         """
         self._reads = self._reads or not isinstance(node, Leaf)
+        self._ever_read = self._ever_read or self._reads
 
     def lost(self, tensor: Tensor) -> None:
         """A tensor into which something of the batch was written."""
@@ -275,6 +278,27 @@ class LossGuard:
             self._refuse_unknown(steps)
             self._if_due(steps, self._check_input)
 
+    def check_state(self, module: nn.Module) -> None:
+        """Refuse a module into which the loop has put something of a batch."""
+        if not self.verify:
+            return
+        for name, part in module.named_modules():
+            kept = [*vars(part).items(), *part._buffers.items(), *part._parameters.items()]
+            for own, value in kept:
+                if isinstance(value, list | tuple | dict):
+                    held = any(isinstance(x, TracedTensor) for x in tree_leaves(value))
+                else:
+                    held = isinstance(value, TracedTensor) or self._was_written(value)
+                if held:
+                    raise UnverifiedError(
+                        "Expected a module that holds nothing of the batches, found something "
+                        f"computed from one in {f'{name}.{own}'.strip('.')}: it would be used, and "
+                        "released with the module, unprotected. Give it to the module as an input."
+                    )
+
+    def _was_written(self, value: Any) -> bool:
+        return isinstance(value, Tensor) and any(_same_memory(value, t()) for t in self._lost)
+
     def check_rows(self, tensors: list[TracedTensor]) -> None:
         """Refuse values for a criterion whose rows hold something of other examples."""
         if not self.verify:
@@ -321,28 +345,38 @@ class LossGuard:
         key = signature(steps, count, rows=self._batch_is_known)
         seen = self._losses.get(key, 0) + 1
         known = self._constants.setdefault(structure, {})
-        for step in steps:
-            if step.after_read and known:
-                self._refuse_doubtful(step, known)
+        if known and self._ever_read:
+            self._refuse_doubtful(steps, known, count)
         known.update(dict.fromkeys(digest(c) for s in steps for c in ("", *s.constants)))
         if not seen & (seen - 1):
             self.checks += 1
             check(steps)
         self._losses[key] = seen
 
-    def _refuse_doubtful(self, step: TraceNode, known: dict[Any, None]) -> None:
-        """Refuse constants that have changed, after numbers of the batch had been read."""
-        for value in step.constants:
-            number = isinstance(value, int | float) and value not in _USUAL
-            if not (number or isinstance(value, Tensor)) or step.name in SHAPES:
-                continue
-            if not isinstance(value, nn.Parameter) and digest(value) not in known:
-                raise UnverifiedError(
-                    "Expected a loss with the same constants as before, or computed before numbers "
-                    "of the batch are read (float(), int(), numpy(), len() of chosen rows), found "
-                    f"that {step.name}() has another one, which may be computed from them. Read "
-                    f"numbers after backward(). {_ADVICE}"
-                )
+    def _refuse_doubtful(self, steps: list[TraceNode], known: dict[Any, None], count: int) -> None:
+        """Refuse constants that have changed, after numbers of a batch had been read.
+
+        Numbers may have been kept from an earlier batch; the sizes of this one are its own.
+        """
+        sizes = example_sizes([s for s in steps if isinstance(s, Leaf)])
+        sizes |= {count * size for size in sizes}
+        for step in steps:
+            for value in step.constants:
+                if step.name in SHAPES or isinstance(value, nn.Parameter | PublicNumber):
+                    continue
+                if isinstance(value, Tensor):
+                    doubtful = step.after_read or value.numel() == 1
+                else:
+                    doubtful = isinstance(value, int | float) and value not in _USUAL
+                    doubtful = doubtful and not {value, 1 / value} & sizes
+                if doubtful and digest(value) not in known:
+                    raise UnverifiedError(
+                        "Expected a loss with the same constants as before, found that "
+                        f"{step.name}() has another one, after numbers computed from a batch were "
+                        "read (item(), float(), numpy(), len() of chosen rows): it may be computed "
+                        "from them. If it is known without the data (a schedule), say "
+                        f"privagrad.torch.public(number). {_ADVICE}"
+                    )
 
     def _refuse_unknown(self, steps: list[TraceNode]) -> None:
         """Refuse what cannot be run again for some examples alone."""
@@ -388,7 +422,7 @@ class LossGuard:
                         "batches from the data loader that make_private returned, so that the "
                         f"engine can follow them, or make it a Python number. {_ADVICE}"
                     )
-                if any(_same_memory(constant, lost()) for lost in self._lost):
+                if self._was_written(constant):
                     raise UnverifiedError(
                         "Expected tensors that are computed from the batch by functions, found one "
                         f"into which parts of it were written in place. {_ADVICE}"
@@ -397,7 +431,7 @@ class LossGuard:
     def _check_trace(self, steps: list[TraceNode]) -> None:
         """Refuse a loss in which an example's gradient depends on other examples."""
         leaves = [s for s in steps if isinstance(s, Leaf)]
-        self._refuse_moving_rows(_sides(steps), "the loss")
+        self._refuse_moving_rows(_sides(steps), "the loss", rows_may_be_chosen=True)
         self._refuse_numbers(steps)
         count = max(leaf.count for leaf in leaves)
         problem: Exception | None = None
@@ -448,10 +482,12 @@ class LossGuard:
             return False
         return all(self._scales.setdefault(factor, count) == count for factor in factors)
 
-    def _refuse_moving_rows(self, nodes: list[TraceNode], where: str) -> None:
+    def _refuse_moving_rows(
+        self, nodes: list[TraceNode], where: str, rows_may_be_chosen: bool = False
+    ) -> None:
         """Refuse values whose rows for some examples change with other examples."""
         for node in nodes:
-            mixed = depends_on_others(node)
+            mixed = depends_on_others(node, rows_may_be_chosen)
             if mixed is None:
                 raise UnverifiedError(
                     f"Expected {where} to be computed from values that can be computed for some "

@@ -1,4 +1,7 @@
-"""Python numbers that were taken from a batch: what is computed from them stays marked."""
+"""Python numbers that were taken from a batch, or that are known without the data.
+
+What is computed from numbers of a batch stays marked.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ from typing import Any
 
 _OPERATIONS = (
     "add", "radd", "sub", "rsub", "mul", "rmul", "truediv", "rtruediv", "floordiv", "rfloordiv",
-    "mod", "rmod", "pow", "rpow", "neg", "pos", "abs",
+    "mod", "rmod", "pow", "rpow", "neg", "pos", "abs", "round", "floor", "ceil", "trunc",
 )  # fmt: skip
 
 
@@ -22,6 +25,24 @@ class BatchInteger(int):
 
     def __reduce__(self) -> Any:
         return int, (int(self),)
+
+
+class PublicNumber(float):
+    """A number that does not depend on the data: the user's word."""
+
+
+def public(number: float) -> float:
+    """`number` for a loss, such as the weight of a term at this step.
+
+    A number that changes during the training is refused in a loss once numbers of a batch were
+    read, because it may be computed from them. With this you vouch that it is not.
+    """
+    if isinstance(number, BatchFloat | BatchInteger):
+        raise ValueError(
+            f"Expected a number that is known without the data, found {number!r}, which was taken "
+            "from a batch."
+        )
+    return PublicNumber(number)
 
 
 def of_batch(value: Any) -> Any:

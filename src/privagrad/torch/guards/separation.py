@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import itertools
+import math
 import random
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 
 import torch
@@ -27,8 +29,8 @@ EXAMPLES = 4
 _CHANGES = (0.0, 1.0, 10.0)
 """Noise on other examples' outputs, over their size: a hinge shows only where it bends."""
 
-_STRANGE = (0, 1, -1, -100, 7)
-"""Values that no batch may have had so far, such as marks of padding."""
+_STRANGE = (0, 1, -1, -100, 7, float("nan"))
+"""Values that no batch may have had so far, such as marks of padding and of what is missing."""
 
 _GUESSES = 12
 BROKEN = (RuntimeError, IndexError, ValueError, AssertionError, TypeError, KeyError)
@@ -128,7 +130,7 @@ def _gradients(
     view: Replay,
     kept: Sequence[bool] | None = None,
     change: float = 0.0,
-    strange: int | None = None,
+    strange: float | None = None,
 ) -> list[Tensor | None]:
     """Of the loss of some examples in the outputs; what belongs to those not kept is changed."""
     seed()
@@ -163,16 +165,17 @@ def _disturbed(leaf: Leaf, rows: Tensor, kept: Sequence[bool], change: float) ->
 
 
 def _halves(count: int) -> Iterator[list[bool]]:
-    """Halves of the examples: what depends on any other example differs for one of them."""
-    half = [place < (count + 1) // 2 for place in range(count)]
-    yield half
-    yield [not keep for keep in half]
+    """Halves of the examples: of four examples, any two are apart in one of them."""
+    for half in (lambda place: place < (count + 1) // 2, lambda place: place % 2 == 0):
+        yield [half(place) for place in range(count)]
+        yield [not half(place) for place in range(count)]
 
 
-def depends_on_others(node: TraceNode) -> bool | None:
+def depends_on_others(node: TraceNode, rows_may_be_chosen: bool = False) -> bool | None:
     """Whether the rows of a value for some examples change when the other examples do.
 
-    None where it cannot be computed for some examples alone.
+    None where it cannot be computed for some examples alone. With `rows_may_be_chosen`, a value
+    that has as many rows as the data say is for others to follow.
     """
     steps = history(node)
     leaves = [s for s in steps if isinstance(s, Leaf)]
@@ -180,45 +183,51 @@ def depends_on_others(node: TraceNode) -> bool | None:
     if count < 2 or any(leaf.layout is None for leaf in leaves):
         return False
     size = min(count, EXAMPLES)
-    examples = random.Random().sample(range(count), size)
+    # In their order: a constant index that permutes all of them stays what it is.
+    examples = sorted(random.Random().sample(range(count), size))
     with Deterministic(), random_state_kept(), torch.no_grad():
         found = [
-            _changed_rows(steps, leaves, Replay(count, examples, axes), examples)
+            _changed_rows(steps, leaves, Replay(count, examples, axes), rows_may_be_chosen)
             for axes in constant_layouts(steps, count)
         ]
     return False if False in found else True if True in found else None
 
 
 def _changed_rows(
-    steps: list[TraceNode], leaves: list[Leaf], view: Replay, examples: list[int]
+    steps: list[TraceNode], leaves: list[Leaf], view: Replay, rows_may_be_chosen: bool
 ) -> bool | None:
     """Whether kept rows change; None where the value cannot be computed."""
-    size = len(examples)
-    values = {id(f): f.rows(examples) for f in leaves}
-    try:
-        before = run_again(steps, values, view)
-    except BROKEN:
-        return None
-    if any(
-        values[id(s)].dtype == torch.bool for step in steps if _chooses(step) for s in step.sources
-    ):
-        # Rows are chosen by the data: whose they are is followed elsewhere.
-        return False
     decided: bool | None = None
-    for kept, strange in itertools.product(_halves(size), (None, *_STRANGE)):
-        values = {id(f): _changed(f, f.rows(examples), kept, strange) for f in leaves}
+    # What is missing may be filled in from others.
+    for rows in (_usual, _with_missing):
         try:
-            after = run_again(steps, values, view)
+            before = run_again(steps, {id(f): rows(f, view) for f in leaves}, view)
         except BROKEN:
             continue
-        if after.shape != before.shape or _differ(before, after, kept):
+        results = []
+        for kept, strange in itertools.product(_halves(len(view.examples)), (None, *_STRANGE)):
+            values = {id(f): _changed(f, rows(f, view), kept, strange) for f in leaves}
+            with suppress(*BROKEN):
+                results.append((run_again(steps, values, view), kept))
+        if any(after.shape != before.shape for after, _ in results):
+            return not rows_may_be_chosen
+        if any(_differ(before, after, kept) for after, kept in results):
             return True
-        decided = False
+        decided = False if results else decided
     return decided
 
 
-def _chooses(step: TraceNode) -> bool:
-    return step.name in ("__getitem__", "masked_select")
+def _usual(leaf: Leaf, view: Replay) -> Tensor:
+    return leaf.rows(view.examples)
+
+
+def _with_missing(leaf: Leaf, view: Replay) -> Tensor:
+    """The rows with NaN in every second place."""
+    rows = leaf.rows(view.examples)
+    if rows.is_floating_point() and rows.dim():
+        rows = rows.clone()
+        rows[..., ::2] = float("nan")
+    return rows
 
 
 def _differ(before: Tensor, after: Tensor, kept: Sequence[bool]) -> bool:
@@ -232,7 +241,7 @@ def _differ(before: Tensor, after: Tensor, kept: Sequence[bool]) -> bool:
     )
 
 
-def _changed(leaf: Leaf, rows: Tensor, kept: Sequence[bool], strange: int | None) -> Tensor:
+def _changed(leaf: Leaf, rows: Tensor, kept: Sequence[bool], strange: float | None) -> Tensor:
     """Other values for the examples that are not kept: of other examples, or strange ones."""
     assert leaf.layout is not None
     parts = leaf.layout.split(rows, len(kept)).clone()
@@ -246,7 +255,7 @@ def _changed(leaf: Leaf, rows: Tensor, kept: Sequence[bool], strange: int | None
     elif old.is_floating_point():
         new = old * (1 + abs(strange)) + 1 + normals(old.shape).to(old)
     else:
-        new = torch.full_like(old, strange)
+        new = torch.full_like(old, 2 if math.isnan(strange) else int(strange))
     parts[others] = new
     return leaf.layout.join(parts)
 

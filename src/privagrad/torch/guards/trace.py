@@ -53,6 +53,8 @@ class TraceNode:
     """
 
     after_read = False
+    chosen: tuple[int, ...] | None = None
+    """The shape of rows that the data have chosen."""
 
     def __init__(self, made: Any, place: int, written: bool, differentiable: bool) -> None:
         self.made, self.place, self.written = made, place, written
@@ -301,7 +303,7 @@ def signature(
             parts.append((type(step).__name__, step.layout, sizes))
         else:
             given = tuple(told(x) for x in tree_flatten(step.made[1:])[0])
-            parts.append((step.name, given, step.place, step.written))
+            parts.append((step.name, given, step.place, step.written, step.chosen))
     return hash(tuple(parts))
 
 
@@ -331,8 +333,20 @@ def rows_stay_whole(node: TraceNode, shape: Sequence[int]) -> bool:
 
 
 def keeps_rows(step: TraceNode) -> bool:
-    """Whether it is another view of its source with the same last dimension."""
-    return bool(step.made) and step.made[0] in (Tensor.view, Tensor.reshape, Tensor.flatten)
+    """Whether it has the numbers of its source, with the same last dimension."""
+    return bool(step.made) and step.made[0] in _SAME_ROWS
+
+
+_SAME_ROWS = frozenset(
+    {Tensor.view, Tensor.reshape, Tensor.flatten, Tensor.contiguous, Tensor.float, Tensor.double}
+)
+
+
+def chooses(step: TraceNode) -> bool:
+    """Whether the data say how many rows a value has."""
+    return step.name in ("nonzero", "unique", "masked_select", "bincount") or (
+        step.name == "__getitem__" and len(step.sources) > 1
+    )
 
 
 def digest(value: Any) -> Any:

@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from privagrad.torch.guards.means import MEANS
 from privagrad.torch.guards.numbers import of_batch
-from privagrad.torch.guards.trace import TraceNode, history
+from privagrad.torch.guards.trace import TraceNode, chooses, history
 
 
 class TracedTensor(torch.Tensor):
@@ -29,7 +29,9 @@ class TracedTensor(torch.Tensor):
         return traced
 
     def __format__(self, spec: str) -> str:
-        return format(self.detach().as_subclass(Tensor), spec)
+        if self.guard is not None:
+            self.guard.read(node_of(self))
+        return format(untraced(self.detach()), spec)
 
     def __repr__(self) -> str:  # type: ignore[override]
         with torch._C.DisableTorchFunctionSubclass():
@@ -47,6 +49,11 @@ class TracedTensor(torch.Tensor):
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if torch.compiler.is_compiling():
+            raise RuntimeError(
+                "Expected a loss that is computed in Python, found one inside of torch.compile, "
+                "where the engine cannot follow it. Leave the loss uncompiled."
+            )
         if func is Tensor.backward:
             return _backward(*args, **kwargs)
         if func in _SILENT:
@@ -74,6 +81,10 @@ class TracedTensor(torch.Tensor):
                 return result
             traced = [x if node is None else node for x, node in zip(given, nodes, strict=True)]
             made = made or (func, *tree_unflatten(traced, structure))
+            if func in _SQUEEZES and len(given) == 1:
+                # A single example would lose its dimension too.
+                single = tuple(dim for dim, size in enumerate(given[0].shape) if size == 1)
+                made = (func, [traced[0], single], {})
             for place, x in enumerate(given):
                 if isinstance(x, Tensor) and _version(x) != versions[place]:
                     _set(x, guard, made, place, True)
@@ -85,6 +96,7 @@ class TracedTensor(torch.Tensor):
 
 
 _SILENT = {Tensor.requires_grad.__get__}  # type: ignore[attr-defined]
+_SQUEEZES = {Tensor.squeeze, torch.squeeze}
 _MARKED = {Tensor.item, Tensor.tolist}
 _READS: set[Any] = {Tensor.numpy, Tensor.__array__}
 _SIZES: set[Any] = {
@@ -98,11 +110,7 @@ _NUMBERS = {*_MARKED, Tensor.__float__, Tensor.__int__, Tensor.__index__}
 
 def _chosen(node: TraceNode | None) -> bool:
     """Whether a value has as many rows as the data say."""
-    return node is not None and any(
-        step.name in ("nonzero", "unique", "masked_select", "bincount")
-        or (step.name == "__getitem__" and len(step.sources) > 1)
-        for step in history(node)
-    )
+    return node is not None and any(chooses(step) for step in history(node))
 
 
 def node_of(tensor: Any) -> TraceNode | None:
@@ -122,6 +130,8 @@ def _set(tensor: Tensor, guard: Any, made: Any, place: int, written: bool) -> No
         return
     tensor.guard, tensor.version = guard, _version(tensor)
     tensor.node = guard.node(made, place, written, tensor.requires_grad)
+    if tensor.node.made and chooses(tensor.node):
+        tensor.node.chosen = tuple(tensor.shape)
 
 
 def _version(value: Any) -> int:

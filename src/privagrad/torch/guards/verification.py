@@ -447,9 +447,13 @@ def _gradients(value: Any, parameters: dict[str, nn.Parameter]) -> dict[str, Ten
         return {name: torch.zeros_like(p) for name, p in parameters.items()}
     found = torch.autograd.grad(value, tensors, allow_unused=True)
     return {
-        name: torch.zeros_like(p) if g is None else g.detach()
+        name: torch.zeros_like(p) if g is None else _dense(g.detach())
         for (name, p), g in zip(parameters.items(), found, strict=True)
     }
+
+
+def _dense(gradient: Tensor) -> Tensor:
+    return gradient.to_dense() if gradient.is_sparse else gradient
 
 
 @torch.no_grad()
