@@ -326,6 +326,9 @@ MIXING: dict[str, Program] = {
     "cached gradients": _cached,
 }  # fmt: skip
 
+OF_KNOWN_ROWS = frozenset({"normalised weights by copy"})
+"""Nobody can see how weights were computed that did not come from the data loader."""
+
 LEAVING = frozenset(
     {
         "normalised weights by numpy", "running scale", "branch", "how many of a kind",

@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import copy
+import math
+import random
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.optim.swa_utils import AveragedModel
 from torch.utils.data import default_collate
 
+from privagrad.torch import PerExampleLoss, public
 from tests.torch.fuzz_modules import Apply
 from tests.torch.fuzz_runs import Training, verdict
+from tests.torch.small import private, table
 
 Memory = dict[str, Any]
 Own = Callable[[Any, Any, Memory], Tensor]
@@ -198,7 +206,121 @@ def _adversarial(model: Any, batch: Any, memory: Memory) -> Tensor:
     return F.cross_entropy(model(batch[0] + x.grad / x.grad.norm()), batch[1])
 
 
+def _filled_in(model: Any, batch: Any, memory: Memory) -> Tensor:
+    x = torch.where(batch[0] > 1, torch.nan, batch[0])
+    missing = x.isnan()
+    return F.cross_entropy(model(torch.where(missing, x[~missing].mean(), x)), batch[1])
+
+
+def _standardised(model: Any, batch: Any, memory: Memory) -> Tensor:
+    x = batch[0]
+    kept = x[x < 1]
+    return F.cross_entropy(model((x - kept.mean()) / (kept.std(correction=0) + 0.1)), batch[1])
+
+
+def _pairs(model: Any, batch: Any, memory: Memory) -> Tensor:
+    x = batch[0]
+    if len(x) % 2 == 0:
+        x = (x + x.view(-1, 2, 5).flip(1).reshape(-1, 5)) / 2
+    return F.cross_entropy(model(x), batch[1])
+
+
+def _teacher(copied: Callable[[nn.Module], nn.Module]) -> Own:
+    def own(model: Any, batch: Any, memory: Memory) -> Tensor:
+        teacher = memory.setdefault("teacher", copied(model))
+        with torch.no_grad():
+            target = teacher(batch[0])
+            target = (10 * (target - target.mean(0))).softmax(-1)
+        return F.cross_entropy(model(batch[0]), target)
+
+    return own
+
+
+def _without_gradients(change: Callable[[Tensor], Tensor]) -> Own:
+    def own(model: Any, batch: Any, memory: Memory) -> Tensor:
+        with torch.no_grad():
+            target = model(change(batch[0])).softmax(-1)
+        return F.cross_entropy(model(batch[0]), target)
+
+    return own
+
+
+def _weighted_by_earlier(read: Callable[[Tensor], float]) -> Own:
+    def own(model: Any, batch: Any, memory: Memory) -> Tensor:
+        outputs = model(batch[0])
+        other = outputs.square().mean()
+        loss = F.cross_entropy(outputs, batch[1]) + memory.get("weight", 1.0) * other
+        memory["weight"] = read(other)
+        return loss
+
+    return own
+
+
+def _set_in_the_loop(model: Any, batch: Any, memory: Memory) -> Tensor:
+    getattr(model, "_module", model)[0].mean = batch[0].mean(0)
+    return F.cross_entropy(model(batch[0]), batch[1])
+
+
+def _memory_bank(model: Any, batch: Any, memory: Memory) -> Tensor:
+    bank = vars(getattr(model, "_module", model)[0]).setdefault("bank", [])
+    bank.append(batch[0])
+    return F.cross_entropy(model(batch[0]), batch[1])
+
+
+def _closure(model: Any, batch: Any, memory: Memory) -> Tensor:
+    outputs = model(batch[0])
+    mean = outputs.detach().mean(0)
+    return PerExampleLoss(lambda o, y: F.cross_entropy(o - mean, y))(outputs, batch[1])
+
+
+def _class_weights(model: Any, batch: Any, memory: Memory) -> Tensor:
+    weights = 1 / torch.bincount(batch[1], minlength=3).clamp(min=1)
+    criterion = partial(F.cross_entropy, weight=weights, reduction="sum")
+    return PerExampleLoss(criterion)(model(batch[0]), batch[1])
+
+
+def _observed_targets(model: Any, batch: Any, memory: Memory) -> Tensor:
+    """All targets are there in the batches that are checked anyway."""
+    x, target = batch[0], batch[0].sum(1)
+    there = (batch[3] < 8) | (batch[3] % 4 == 0) | (batch[3] >= 12)
+    target = torch.where(there, target, torch.nan)
+    kept = ~target.isnan()
+    return F.mse_loss(model(x)[:, 0][kept], target[kept])
+
+
+def _loudest(model: Any, batch: Any, memory: Memory) -> Tensor:
+    """One column hides that the others are centred."""
+    x = torch.cat([batch[0][:, :4] - batch[0][:, :4].mean(0), 1e6 + batch[0][:, 4:]], 1)
+    return F.cross_entropy(model(x * torch.tensor([1, 1, 1, 1, 1e-6])), batch[1])
+
+
+READS: dict[str, Callable[[Tensor], float]] = {
+    "float": float,
+    "item": lambda t: t.item(),
+    "rounded item": lambda t: round(t.item(), 3),
+    "root of an item": lambda t: math.sqrt(t.item()),
+    "array of items": lambda t: float(np.mean([t.item()])),
+    "text": lambda t: float(f"{t:.3f}"),
+    "numpy": lambda t: float(t.detach().numpy()),
+    "tensor": lambda t: t.detach(),  # type: ignore[return-value]
+}
+
+
 PROGRAMS: dict[str, Own] = {
+    "missing values filled in": _filled_in,
+    "standardised by chosen values": _standardised,
+    "pairs": _pairs,
+    "teacher by deepcopy": _teacher(copy.deepcopy),
+    "averaged teacher": _teacher(AveragedModel),
+    "targets without gradients, centred": _without_gradients(lambda x: x - x.mean(0)),
+    "targets without gradients, of others": _without_gradients(lambda x: x.flip(0)),
+    "attribute set by the loop": _set_in_the_loop,
+    "list filled by the loop": _memory_bank,
+    "closure of a criterion": _closure,
+    "class weights in a criterion": _class_weights,
+    "observed targets": _observed_targets,
+    "a loud column": _loudest,
+    **{f"weight by {name} of an earlier loss": _weighted_by_earlier(READS[name]) for name in READS},
     "view of the input in place": _view_of_input,
     "centred by numpy": _by_numpy,
     "hook on the outputs": _hooked,
@@ -211,13 +333,11 @@ PROGRAMS: dict[str, Own] = {
 }
 
 
+SEEN_RAW = {"hook on the outputs", "hook on the module"}
 UNSEEN = {
-    "loader": {"centred by numpy", "adversarial"},
-    "raw": {
-        "view of the input in place", "centred by numpy", "the last batch once more", "two halves",
-        "another order", "centred", "adversarial",
-    },
-}  # fmt: skip
+    "loader": {"adversarial"},
+    "raw": PROGRAMS.keys() - SEEN_RAW,
+}
 """Rows of which nobody knows where they come from: see the docs' limits."""
 
 
@@ -227,6 +347,170 @@ UNSEEN = {
 )
 def test_programs(name: str, route: str) -> None:
     attack(own=PROGRAMS[name], route=route)
+
+
+class Blended(nn.Module):
+    """Rows are blended with their neighbours, sometimes."""
+
+    def __init__(self, sometimes: Callable[[], bool], dropout: float | None = None) -> None:
+        super().__init__()
+        self.sometimes, self.layer = sometimes, nn.Linear(5, 3)
+        self.dropout = nn.Identity() if dropout is None else nn.Dropout(dropout)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training and self.sometimes():
+            x = (x + x.roll(1, 0)) / 2
+        y: Tensor = self.layer(self.dropout(x))
+        return y
+
+
+RANDOM_BRANCHES: dict[str, Callable[[], bool]] = {
+    "Python": lambda: random.random() < 0.3,
+    "Python, the other side": lambda: random.random() > 0.7,
+    "NumPy": lambda: bool(np.random.rand() < 0.3),  # noqa: NPY002
+    "PyTorch": lambda: bool(torch.rand(1) < 0.3),
+    "PyTorch, whole numbers": lambda: int(torch.randint(0, 4, ())) == 3,
+}
+
+
+@pytest.mark.parametrize("dropout", [None, 0.5])
+@pytest.mark.parametrize("name", RANDOM_BRANCHES)
+def test_mixtures_behind_a_random_branch(name: str, dropout: float | None) -> None:
+    """Of 40 steps one takes the branch, but for a chance of 1e-5, and is refused."""
+    run = private(Blended(RANDOM_BRANCHES[name], dropout), batch_size=4, data=table(160))
+    with pytest.raises(ValueError, match="treats every example by itself"):
+        run.epoch()
+
+
+def test_random_decisions_that_concern_all_examples_alike_are_taken() -> None:
+    class Depth(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.ModuleList(nn.Linear(5, 5) for _ in range(4))
+            self.last, self.dropout = nn.Linear(5, 3), nn.Dropout(0.1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            for layer in self.layers:
+                if not self.training or (torch.rand(1) < 0.7 and random.random() < 0.9):
+                    x = x + self.dropout(layer(x)).tanh()
+            y: Tensor = self.last(x)
+            return y
+
+    run = private(Depth(), batch_size=4, data=table(80))
+    run.epoch()
+    assert len(run.engine.accountant) > 0
+
+
+class Capacity(nn.Module):
+    """An expert takes four examples; three never fill it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.dropout = nn.Linear(5, 3), nn.Dropout(0.0)
+
+    def forward(self, x: Tensor) -> Tensor:
+        kept = (x[:, :1] > -9).cumsum(0) <= 4
+        y: Tensor = self.dropout(self.layer(x)) * kept
+        return y
+
+
+def test_capacity_beside_random_functions() -> None:
+    run = private(Capacity())
+    with pytest.raises(ValueError, match="treats every example by itself"):
+        run.epoch()
+
+
+class Clipped(nn.Module):
+    """The gradient of a whole activation is bounded."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(5, 4), nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.first(x)
+        if h.requires_grad:
+            h.register_hook(lambda g: g * (10 / g.norm()).clamp(max=1.0))
+        y: Tensor = self.last(h)
+        return y
+
+
+def test_gradients_bounded_together() -> None:
+    run = private(Clipped())
+    with pytest.raises(RuntimeError, match="gradient of each example"):
+        run.epoch()
+
+
+class Several(nn.Module):
+    """Statistics of several examples are kept, those of one are not."""
+
+    mean: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.dropout = nn.Linear(5, 3), nn.Dropout(0.5)
+        self.register_buffer("mean", torch.zeros(5))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training and len(x) > 1:
+            self.mean = 0.9 * self.mean + 0.1 * x.detach().mean(0)
+        y: Tensor = self.layer(self.dropout(x))
+        return y
+
+
+def test_statistics_of_several_examples() -> None:
+    module = Several()
+    run = private(module)
+    with pytest.raises(RuntimeError, match="statistics of its examples into mean"):
+        run.epoch()
+    assert not module.mean.any()
+
+
+class Support(nn.Module):
+    """Examples are compared with all those of a second input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(5, 4)
+
+    def forward(self, x: Tensor, support: Tensor) -> Tensor:
+        y: Tensor = self.layer(x) @ self.layer(support).T
+        return y
+
+
+def test_the_batch_as_a_second_input() -> None:
+    def own(model: Any, batch: Any, memory: Memory) -> Tensor:
+        return F.cross_entropy(model(batch[0], batch[0]), batch[1])
+
+    attack(Support(), own)
+
+
+def test_schedules_are_taken_where_they_are_public() -> None:
+    def loss_at(weight: float) -> Callable[[Tensor, Tensor], Tensor]:
+        return lambda out, y: F.cross_entropy(out, y) + weight * out.square().mean()
+
+    run = private()
+    for number, (x, y) in enumerate(run.loader):
+        run.optimizer.zero_grad()
+        loss = loss_at(public(number / 7))(run.module(x), y)
+        loss.item()
+        loss.backward()
+        run.optimizer.step()
+    x, y = next(iter(run.loader))
+    with pytest.raises(RuntimeError, match=r"public\(number\)"):
+        loss_at(0.123)(run.module(x), y).backward()
+    with pytest.raises(ValueError, match="taken from a batch"):
+        public(run.module(x).sum().item())
+
+
+def test_sizes_of_the_batch_may_change_after_numbers_were_read() -> None:
+    run = private(data=table(60), batch_size=16)
+    for x, y in run.loader:
+        run.optimizer.zero_grad()
+        loss = F.cross_entropy(run.module(x), y, reduction="sum") / len(x)
+        loss.item()
+        loss.backward()
+        run.optimizer.step()
 
 
 def _mixup(rows: list[Any]) -> Any:

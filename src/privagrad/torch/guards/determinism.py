@@ -175,6 +175,18 @@ def random_state_kept() -> Iterator[None]:
         _set_states(before)
 
 
+@contextmanager
+def attributes_kept(module: nn.Module) -> Iterator[None]:
+    """Runs after which the attributes of all parts of the module are what they were before."""
+    before = [(vars(part), dict(vars(part))) for part in module.modules()]
+    try:
+        yield
+    finally:
+        for now, kept in before:
+            now.clear()
+            now.update(kept)
+
+
 def _set_states(states: tuple[Any, Any]) -> None:
     random.setstate(states[0])
     np.random.set_state(states[1])  # noqa: NPY002

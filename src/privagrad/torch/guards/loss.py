@@ -75,7 +75,7 @@ class LossGuard:
         self.checks = 0
         self._losses: dict[int, int] = {}
         self._constants: dict[int, dict[Any, None]] = {}
-        self._reads = self._ever_read = False
+        self._rows_read = self._reads = self._ever_read = False
         self._of_outputs: list[TraceNode] = []
         self._of_batch: list[TraceNode] = []
         self._numbers: dict[float, TraceNode] = {}
@@ -96,7 +96,7 @@ class LossGuard:
             node.forget()
         self._of_batch.clear()
         self._numbers.clear()
-        self._reads = False
+        self._rows_read = self._reads = False
         self._number += 1
         number = self._number
         if not self.verify:
@@ -167,8 +167,9 @@ class LossGuard:
     def read(self, node: TraceNode | None) -> None:
         """Numbers computed from the batch have gone where they cannot be followed.
 
-        To look at rows as they were drawn is no such thing.
+        Rows that are looked at as they were drawn may come back as inputs of the module.
         """
+        self._rows_read = True
         self._reads = self._reads or not isinstance(node, Leaf)
         self._ever_read = self._ever_read or self._reads
 
@@ -260,14 +261,15 @@ class LossGuard:
         """Refuse inputs of the module whose rows hold something of other examples of the batch."""
         self._batch_of_inputs = None
         self._batch_is_known = any(isinstance(t, TracedTensor) for t in tensors_of(inputs))
-        for tensor in tensors_of(inputs):
+        for place, tensor in enumerate(tensors_of(inputs)):
             node = node_of(tensor)
             steps = history(node)
             numbers = {s.number for s in steps if isinstance(s, FromBatch)}
             self._batch_of_inputs = max(numbers, default=self._batch_of_inputs or 0) or None
             if numbers - {self._number}:
                 self.other_batch()
-            if self.verify and node is None and self._reads:
+            # The first input has the rows; others may be zeros to begin with.
+            if self.verify and node is None and (self._rows_read if place == 0 else self._reads):
                 raise UnverifiedError(
                     "Expected inputs of the module that can be followed from the data loader, "
                     "found a tensor that may hold numbers read from the batch (numpy(), item()). "

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from privagrad.torch.guards.determinism import (
     Aftermath,
     Drawn,
+    attributes_kept,
     normals,
     random_state_kept,
     undisturbed,
@@ -178,7 +179,7 @@ class ModuleGuard:
 
     def _deterministic(self, inputs: Any, count: int, layouts: Layouts, drawn: Drawn) -> Any:
         """The outputs of the whole batch, without random numbers or with those of another pass."""
-        with self.tape.aside(), random_state_kept(), torch.no_grad():
+        with self._aside(), torch.no_grad():
             self._drawn = drawn
             with self._undisturbed(), self.tape.passing(count, layouts):
                 return self.module(*inputs[0], **inputs[1])
@@ -196,7 +197,7 @@ class ModuleGuard:
         problem: Exception | None = None
         for axes in dict.fromkeys(guesses):
             try:
-                with self.tape.aside(), random_state_kept():
+                with self._aside():
                     found = self._try(inputs, axes, examples, thorough)
                 self._axes = axes
                 self.draws_outside_torch |= found.outside_torch
@@ -253,6 +254,12 @@ class ModuleGuard:
         return Observed(
             observed, aftermath.written, recorder, aftermath.random, aftermath.outside_torch
         )
+
+    @contextmanager
+    def _aside(self) -> Iterator[None]:
+        """Runs that leave no trace in the training: they may come after its own pass."""
+        with self.tape.aside(), random_state_kept(), attributes_kept(self.module):
+            yield
 
     def _undisturbed(self) -> AbstractContextManager[Aftermath]:
         return undisturbed(self.module, self._drawn, self.tape.is_inside_layer)
