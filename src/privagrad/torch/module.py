@@ -76,10 +76,13 @@ class PrivateModule(nn.Module):
         of_batch = [node_of(leaf) is not None for leaf in input_leaves((args, kwargs))[0]]
         inputs = untraced((args, kwargs))
         count = count_examples(inputs, tape.batch_first)
-        outputs, current = self._pass(inputs, count, of_batch)
-        return self.loss_guard.outputs(outputs, current)
+        outputs, current, drawn = self._pass(inputs, count, of_batch)
+        alone = self.guard.outputs_without_padding((args, kwargs), count, current.layouts, drawn)
+        return self.loss_guard.outputs(outputs, current, alone)
 
-    def _pass(self, inputs: Any, count: int, of_batch: Sequence[bool]) -> tuple[Any, ForwardPass]:
+    def _pass(
+        self, inputs: Any, count: int, of_batch: Sequence[bool]
+    ) -> tuple[Any, ForwardPass, Drawn]:
         """A forward pass with the layouts that it has been seen to have."""
         guard = self.guard
         layouts = guard.prepare(inputs, count, of_batch)
@@ -89,7 +92,7 @@ class PrivateModule(nn.Module):
             if count:
                 current.layouts = layouts = guard.layouts(recorder, inputs, count, outputs)
             if not (current.guessed_wrong or guard.unsettled):
-                return outputs, current
+                return outputs, current, recorder.drawn
         raise UnverifiedError(
             "Expected a module that does the same with the same batch, found that it does "
             "something else each time: it cannot be verified."

@@ -27,6 +27,12 @@ from privagrad.torch.guards.determinism import (
 from privagrad.torch.guards.means import mean_of_own_means
 from privagrad.torch.guards.numbers import BatchFloat, BatchInteger, PublicNumber
 from privagrad.torch.guards.owners import owners_of
+from privagrad.torch.guards.padding import (
+    padded_examples,
+    same_gradient,
+    unpadded_rows,
+    without_padding,
+)
 from privagrad.torch.guards.separation import (
     BROKEN,
     EXAMPLES,
@@ -34,6 +40,7 @@ from privagrad.torch.guards.separation import (
     close_gradients,
     constant_layouts,
     depends_on_others,
+    gradients_of,
     mixing_in,
 )
 from privagrad.torch.guards.structure import map_tensors, tensors_of
@@ -56,7 +63,7 @@ from privagrad.torch.guards.trace import (
     signature,
 )
 from privagrad.torch.guards.traced import TracedTensor, node_of
-from privagrad.torch.guards.verification import UnverifiedError
+from privagrad.torch.guards.verification import UnverifiedError, padding_matters
 from privagrad.torch.layout import Layout, count_examples
 from privagrad.torch.tape import ForwardPass, Tape
 
@@ -90,8 +97,11 @@ class LossGuard:
     def __deepcopy__(self, memo: Any) -> LossGuard:
         return LossGuard(Tape({}), False)
 
-    def batch(self, batch: Any, count: int) -> Any:
-        """The tensors of a batch of `count` examples, traced."""
+    def batch(self, batch: Any, count: int, alone: dict[int, list[Tensor]] | None = None) -> Any:
+        """The tensors of a batch of `count` examples, traced.
+
+        `alone` are those of some examples that are padded, by their places, collated alone.
+        """
         for node in self._of_batch:
             node.forget()
         self._of_batch.clear()
@@ -101,15 +111,20 @@ class LossGuard:
         number = self._number
         if not self.verify:
             return batch
+        places = itertools.count()
 
         def traced(tensor: Tensor) -> Tensor:
             layout = next(row_layouts(tensor.shape, count), None) if count else Layout(0)
-            return TracedTensor.of(tensor, FromBatch(tensor, count, layout, number), self)
+            node, place = FromBatch(tensor, count, layout, number), next(places)
+            node.unpadded = {e: own[place].to(tensor) for e, own in (alone or {}).items()}
+            return TracedTensor.of(tensor, node, self)
 
         return map_tensors(traced, batch)
 
-    def outputs(self, outputs: Any, current: ForwardPass) -> Any:
-        """The module's outputs, traced."""
+    def outputs(
+        self, outputs: Any, current: ForwardPass, alone: dict[int, list[Tensor]] | None = None
+    ) -> Any:
+        """The module's outputs, traced; `alone` are those of some examples without padding."""
         places = itertools.count()
         losses = [loss for loss, _ in current.losses]
 
@@ -124,6 +139,7 @@ class LossGuard:
                     layout = None
                 node = Output(values, current.count, layout, tensor.requires_grad)
                 node.batch = self._batch_of_inputs
+                node.unpadded = {e: own[place] for e, own in (alone or {}).items()}
                 if tensor.requires_grad:
                     tensor = _Receipt.apply(tensor, node)
             return TracedTensor.of(tensor, node, self)
@@ -444,11 +460,16 @@ class LossGuard:
                     if _is_mean_of_rows(steps):
                         few = replace(view, examples=examples[::2])
                         self._expected.append(alone_gradients(steps, leaves, few))
+                        self._refuse_padding(steps, leaves, view, mean_of_rows=True)
                         continue
                     found = mixing_in(steps, leaves, view, self.reduction)
                     if not found:
+                        self._refuse_padding(steps, leaves, view)
                         self._expected.append(alone_gradients(steps, leaves, view))
                         return
+                except UnverifiedError as error:
+                    problem = error
+                    continue
                 except BROKEN as error:
                     problem = problem or error
                     continue
@@ -461,6 +482,26 @@ class LossGuard:
             "Expected a loss that is a sum or a mean over examples and can be computed for some "
             f"of them alone, found one that cannot: {type(problem).__name__}: {problem}. {_ADVICE}"
         ) from problem
+
+    def _refuse_padding(
+        self, steps: list[TraceNode], leaves: list[Leaf], view: Replay, mean_of_rows: bool = False
+    ) -> None:
+        """Refuse a loss that changes with the length that the batch is padded to."""
+        for example in padded_examples(leaves):
+            padded = gradients_of(steps, leaves, replace(view, examples=[example]))
+            own = padded
+            if not mean_of_rows:
+                shorter = without_padding(leaves, example, view)
+                try:
+                    own = gradients_of(steps, leaves, shorter, rows=unpadded_rows)
+                except BROKEN as error:
+                    raise padding_matters("the loss") from error
+            for leaf, a, b in zip(leaves, padded, own, strict=True):
+                if isinstance(leaf, Output) and a is not None and b is not None:
+                    short = unpadded_rows(leaf, replace(view, examples=[example]))
+                    cut = tuple(slice(0, n) for n in short.shape)
+                    if not same_gradient(a, b[cut]):
+                        raise padding_matters("the loss")
 
     def _views(
         self, steps: list[TraceNode], leaves: list[Leaf], count: int, examples: list[int]

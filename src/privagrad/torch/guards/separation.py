@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
@@ -61,10 +61,10 @@ def mixing_in(
 ) -> str:
     """How an example's gradient depends on other examples; empty if it does not."""
     examples, size = view.examples, len(view.examples)
-    together = _gradients(steps, leaves, view)
+    together = gradients_of(steps, leaves, view)
     factor = size if reduction == "mean" else 1
     for position, example in enumerate(examples):
-        alone = _gradients(steps, leaves, replace(view, examples=[example]))
+        alone = gradients_of(steps, leaves, replace(view, examples=[example]))
         for leaf, several, one in zip(leaves, together, alone, strict=True):
             if several is None or one is None:
                 continue
@@ -80,7 +80,7 @@ def mixing_in(
     for kept, (change, strange) in itertools.product(_halves(size), changes):
         others = replace(view, examples=_others(examples, kept, view.count))
         try:
-            after = _gradients(steps, leaves, others, kept, change, strange)
+            after = gradients_of(steps, leaves, others, kept, change, strange)
         except BROKEN:
             # Such as probabilities that noise has made larger than 1, or a class that is none.
             continue
@@ -118,37 +118,41 @@ def alone_gradients(
         (leaf, example, gradient)
         for example in view.examples
         for leaf, gradient in zip(
-            leaves, _gradients(steps, leaves, replace(view, examples=[example])), strict=True
+            leaves, gradients_of(steps, leaves, replace(view, examples=[example])), strict=True
         )
         if isinstance(leaf, Output) and gradient is not None
     ]
 
 
-def _gradients(
+def gradients_of(
     steps: list[TraceNode],
     leaves: list[Leaf],
     view: Replay,
     kept: Sequence[bool] | None = None,
     change: float = 0.0,
     strange: float | None = None,
+    rows: Callable[[Leaf, Replay], Tensor] = lambda leaf, view: leaf.rows(view.examples),
 ) -> list[Tensor | None]:
-    """Of the loss of some examples in the outputs; what belongs to those not kept is changed."""
+    """Of the loss of some examples in the outputs; what belongs to those not kept is changed.
+
+    `rows` are the values that leaves have for the examples.
+    """
     seed()
     values: dict[int, Tensor] = {}
     roots: list[Tensor] = []
     with torch.enable_grad():
         for leaf in leaves:
-            rows = leaf.rows(view.examples)
-            if kept is not None and isinstance(leaf, Output) and rows.is_floating_point():
-                rows = _disturbed(leaf, rows, kept, change)
+            own = rows(leaf, view)
+            if kept is not None and isinstance(leaf, Output) and own.is_floating_point():
+                own = _disturbed(leaf, own, kept, change)
             elif kept is not None and isinstance(leaf, SeparateLoss):
-                rows = rows + change
+                own = own + change
             elif kept is not None and strange is not None and leaf.layout is not None:
-                rows = _changed(leaf, rows, kept, strange)
+                own = _changed(leaf, own, kept, strange)
             if leaf.differentiable:
-                rows = rows.requires_grad_()
-                roots.append(rows)
-            values[id(leaf)] = rows
+                own = own.detach().requires_grad_()
+                roots.append(own)
+            values[id(leaf)] = own
         loss = run_again(steps, values, view)
         found = iter(torch.autograd.grad(loss, roots, allow_unused=True, materialize_grads=True))
     return [next(found) if leaf.differentiable else None for leaf in leaves]

@@ -103,13 +103,17 @@ class TraceNode:
 
 
 class Leaf(TraceNode):
-    """Values that have an example in each of their rows; without a layout they have none."""
+    """Values that have an example in each of their rows; without a layout they have none.
+
+    `unpadded` are those of some examples as if each was the batch, without padding to others'.
+    """
 
     of_outputs = False
 
     def __init__(self, values: Tensor, count: int, layout: Layout | None, graded: bool) -> None:
         self.made, self.differentiable = (), graded
         self.values, self.count, self.layout = values, count, layout
+        self.unpadded: dict[int, Tensor] = {}
 
     @property
     def sources(self) -> list[TraceNode]:
@@ -162,17 +166,19 @@ class Replay:
 
     Constants that have a row for each example are cut as `axes` says, by identity. Sizes that
     are those of the batch are replaced; so are, with `scaled`, numbers that a loss is multiplied
-    with or divided by.
+    with or divided by. `lengths` are sizes that the batch is padded to, with those in their place.
     """
 
     count: int
     examples: Sequence[int]
     axes: dict[int, Layout] = field(default_factory=dict)
     scaled: bool = False
+    lengths: dict[int, int] = field(default_factory=dict)
 
     def constants(self, given: Sequence[Any], name: str, numel: int) -> list[Any]:
         """The constants of a call; of its sizes those that are the batch's are replaced."""
         sizes = {i: x for i, x in enumerate(given) if type(x) is int} if name in SHAPES else {}
+        sizes = {i: self.lengths.get(x, x) for i, x in sizes.items()}
         places = [i for i, x in sizes.items() if is_multiple(x, self.count)]
         size = len(self.examples)
         replaced = {}
@@ -184,7 +190,8 @@ class Replay:
                 break
         return [
             replaced[i] if i in replaced
-            else x if i in sizes or isinstance(x, TraceNode)
+            else sizes[i] if i in sizes
+            else x if isinstance(x, TraceNode)
             else self.constant(x, name)
             for i, x in enumerate(given)
         ]  # fmt: skip
@@ -195,6 +202,7 @@ class Replay:
             return value.take(self.examples)
         if isinstance(value, Tensor):
             layout = self.axes.get(id(value))
+            value = self.shortened(value)
             if layout is None:
                 return value
             if value.dim() == 1 and torch.equal(
@@ -210,6 +218,13 @@ class Replay:
         if self.scaled and is_factor(name) and value == 1 / self.count:
             return 1 / size
         return value
+
+    def shortened(self, tensor: Tensor) -> Tensor:
+        """A tensor without the padding of `lengths`."""
+        for dim, size in enumerate(tensor.shape):
+            if size in self.lengths:
+                tensor = tensor.narrow(dim, 0, self.lengths[size])
+        return tensor
 
 
 def is_multiple(value: Any, count: int) -> bool:

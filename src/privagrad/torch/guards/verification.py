@@ -20,8 +20,15 @@ from privagrad.torch.guards.determinism import (
     random_state_kept,
     undisturbed,
 )
+from privagrad.torch.guards.padding import (
+    padded_examples,
+    same_but_for_padding,
+    unpadded_inputs,
+)
 from privagrad.torch.guards.recorder import Recorder, public_tensors
 from privagrad.torch.guards.structure import tensors_of
+from privagrad.torch.guards.trace import history
+from privagrad.torch.guards.traced import node_of, untraced
 from privagrad.torch.layout import (
     ROUNDING,
     Layout,
@@ -176,6 +183,31 @@ class ModuleGuard:
         if count > 1:
             self.latest = self._known[recorder.signature]
         return known.layouts
+
+    def outputs_without_padding(
+        self, inputs: Any, count: int, layouts: Layouts, drawn: Drawn
+    ) -> dict[int, list[Tensor]]:
+        """The outputs of examples that are padded, without padding: the same, or refused."""
+        steps = [step for t in tensors_of(inputs) for step in history(node_of(t))]
+        examples = padded_examples(steps) if self.verify and self._axes and count > 1 else []
+        alone: dict[int, list[Tensor]] = {}
+        if not examples:
+            return alone
+        padded = tensors_of(self._deterministic(untraced(inputs), count, layouts, drawn))
+        for example in examples:
+            try:
+                own = unpadded_inputs(inputs, self._axes or (), count, example)
+                found = self._deterministic(own, 1, layouts, drawn)
+            except _BROKEN as error:
+                raise padding_matters("the output") from error
+            alone[example] = tensors_of(found)
+            for place, (several, one) in enumerate(zip(padded, alone[example], strict=True)):
+                layout = layouts.get(("output", place))
+                if layout is not None and not same_but_for_padding(
+                    layout.split(several, count)[example], layout.split(one, 1)[0]
+                ):
+                    raise padding_matters("the output")
+        return alone
 
     def _deterministic(self, inputs: Any, count: int, layouts: Layouts, drawn: Drawn) -> Any:
         """The outputs of the whole batch, without random numbers or with those of another pass."""
@@ -501,6 +533,15 @@ def _differences(
         elif norm < sizes[name] - 3 * tolerance:
             wrong.append((name, f"to have the norm {norm:.3g} instead of {sizes[name]:.3g}"))
     return wrong
+
+
+def padding_matters(what: str) -> UnverifiedError:
+    return UnverifiedError(
+        f"Expected {what} of an example to be the same at any length that the batch is padded to, "
+        "found that padding changes it, or that it cannot be computed without: the longest example "
+        "of a batch would change the gradients of all others. Mask what is padded, divide by each "
+        "example's own length, or pad all rows to one public length."
+    )
 
 
 def versions(inputs: Any) -> list[int]:

@@ -1,0 +1,79 @@
+"""Whether padding changes anything: an example that is collated alone has none.
+
+How long a batch is padded depends on its longest example. So outputs and losses of an example must
+be the same at any length.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_unflatten
+
+from privagrad.torch.guards.trace import Leaf, Replay, TraceNode, history, run_again
+from privagrad.torch.guards.traced import node_of, untraced
+from privagrad.torch.layout import input_leaves, same, take
+
+
+def padded_examples(steps: Iterable[TraceNode]) -> list[int]:
+    """The examples of which values without padding are known."""
+    return sorted({e for step in steps if isinstance(step, Leaf) for e in step.unpadded})
+
+
+def without_padding(leaves: Sequence[Leaf], example: int, view: Replay) -> Replay:
+    """`view` for one example, at its own length."""
+    lengths: dict[int, int] = {}
+    for leaf in leaves:
+        if example in leaf.unpadded:
+            padded, own = leaf.rows([example]), leaf.unpadded[example]
+            sizes = zip(padded.shape, own.shape, strict=True)
+            lengths |= {long: short for long, short in sizes if short < long}
+    return Replay(view.count, [example], view.axes, view.scaled, lengths)
+
+
+def unpadded_rows(leaf: Leaf, view: Replay) -> Tensor:
+    """The values of the one example of `view`, at its own length."""
+    (example,) = view.examples
+    if example in leaf.unpadded:
+        return leaf.unpadded[example]
+    return view.shortened(leaf.rows([example]))
+
+
+def unpadded_inputs(inputs: Any, axes: Sequence[int | None], count: int, example: int) -> Any:
+    """The inputs of a module for one example, computed from its rows without padding."""
+    given, structure = input_leaves(inputs)
+    steps = [step for tensor in given for step in history(node_of(tensor))]
+    leaves = [step for step in steps if isinstance(step, Leaf)]
+    view = without_padding(leaves, example, Replay(count, [example]))
+    single = input_leaves(take(untraced(inputs), axes, [example]))[0]
+    own = []
+    for tensor, alone in zip(given, single, strict=True):
+        node = node_of(tensor)
+        if node is None:
+            own.append(view.shortened(alone) if isinstance(alone, Tensor) else alone)
+        else:
+            mine = history(node)
+            values = {id(f): unpadded_rows(f, view) for f in mine if isinstance(f, Leaf)}
+            own.append(run_again(mine, values, view))
+    return tree_unflatten(own, structure)
+
+
+def same_but_for_padding(padded: Tensor, own: Tensor) -> bool:
+    """Whether values of one example are the same where both have some."""
+    if padded.dim() != own.dim():
+        return False
+    common = tuple(slice(0, min(a, b)) for a, b in zip(padded.shape, own.shape, strict=True))
+    return same(padded[common], own[common])
+
+
+def same_gradient(padded: Tensor, own: Tensor) -> bool:
+    """Whether gradients of one example are the same, and 0 in its padding."""
+    if not bool(padded.isfinite().all() & own.isfinite().all()):
+        return True
+    filled = torch.zeros_like(padded)
+    common = tuple(slice(0, min(a, b)) for a, b in zip(padded.shape, own.shape, strict=True))
+    filled[common] = own[common]
+    return same(padded, filled)
