@@ -45,6 +45,16 @@ def test_a_run_that_would_pass_the_total_is_refused_and_costs_nothing(ledger: Le
     assert ledger.account("adult") == before
 
 
+def test_a_cost_that_is_no_number_fits_no_budget(
+    ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("privagrad.ledger.epsilon_of_runs", lambda *_: float("nan"))
+    with pytest.raises(BudgetError, match="to nan of 1"):
+        ledger.reserve("adult", [QUERY], "a fit")
+    assert ledger.history("adult") == []
+    assert ledger.account("adult").largest(lambda _: (QUERY,)) == 0
+
+
 def test_everything_reserved_counts_until_the_run_tells_what_it_made(ledger: Ledger) -> None:
     run = ledger.reserve("adult", [QUERY, TRAINING], "a fit")
     assert ledger.account("adult").spent == PrivacyPlan((QUERY, TRAINING)).epsilon(1e-5)

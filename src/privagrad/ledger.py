@@ -123,7 +123,7 @@ class Account:
         spent, step = self.spent, precision * self.epsilon
         low, below = 0.0, spent - self.epsilon
         high, above = self.epsilon, math.inf
-        if below >= 0:
+        if not below < 0:
             return 0.0
         guess = self.epsilon - spent / 2
         while high - low > step:
@@ -218,7 +218,7 @@ class Ledger:
         while True:
             last, account = self._look(name)
             after = account.spent_with(wanted)
-            if after > account.epsilon:
+            if not after <= account.epsilon:  # NaN is no cost that fits either
                 raise BudgetError(
                     f"Expected a run within the budget of {name!r}, found that it would bring the "
                     f"spent epsilon from {account.spent:.4g} to {after:.4g} of {account.epsilon:g} "

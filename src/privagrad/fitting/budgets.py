@@ -28,7 +28,7 @@ def paying_account(wish: Wish) -> Account | None:
         )
     account = wish.ledger.account(wish.dataset)
     after = account.spent_with(_typical(wish.epsilon, account.delta))
-    if after > 1.01 * account.epsilon:
+    if not after <= 1.01 * account.epsilon:
         raise refusal(account, wish.epsilon, after, lambda e: _typical(e, account.delta))
     return account
 
