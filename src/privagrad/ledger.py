@@ -40,10 +40,15 @@ CREATE TABLE IF NOT EXISTS history (
     note TEXT NOT NULL, events TEXT NOT NULL, UNIQUE (run, state)
 );
 """
-_APPEND_ONLY = """
-CREATE TRIGGER IF NOT EXISTS {table}_no_{verb} BEFORE {verb} ON {table}
+_TRIGGER = """
+CREATE TRIGGER IF NOT EXISTS {name} BEFORE {when}
 BEGIN SELECT RAISE(ABORT, 'the ledger is append-only'); END;
 """
+_KEYS = {
+    "datasets": "rowid = NEW.rowid OR name = NEW.name",
+    "history": "number = NEW.number OR (run = NEW.run AND state = NEW.state)",
+}
+"""Which row of a table an insertion would be in conflict with."""
 
 
 NO_DELTA_LEFT = (
@@ -360,14 +365,34 @@ def from_json(values: dict[str, Any]) -> Event:
 
 
 def _prepare(db: sqlite3.Connection) -> None:
-    if db.execute("SELECT count(*) FROM sqlite_master WHERE name = 'history'").fetchone()[0]:
+    """Make the tables and triggers; in a file of an older version, those that it does not have."""
+    triggers = _triggers()
+    found = {row[0] for row in db.execute("SELECT name FROM sqlite_master")}
+    if found >= {*_KEYS, *triggers}:
         return
-    triggers = [
-        _APPEND_ONLY.format(table=table, verb=verb)
-        for table in ("datasets", "history")
-        for verb in ("UPDATE", "DELETE")
-    ]
-    db.executescript("BEGIN IMMEDIATE;" + _TABLES + "".join(triggers) + "COMMIT;")
+    try:
+        db.executescript("BEGIN IMMEDIATE;" + _TABLES + "".join(triggers.values()) + "COMMIT;")
+    except sqlite3.OperationalError as error:
+        # Whoever may only read an old file can still do that.
+        if "history" not in found or not error.sqlite_errorname.startswith("SQLITE_READONLY"):
+            raise
+        db.rollback()
+
+
+def _triggers() -> dict[str, str]:
+    """The triggers that keep every table append-only, by name.
+
+    REPLACE INTO deletes the rows that are in its way without a DELETE trigger: it is refused before
+    the insertion.
+    """
+    when = {}
+    for table, same in _KEYS.items():
+        when[f"{table}_no_UPDATE"] = f"UPDATE ON {table}"
+        when[f"{table}_no_DELETE"] = f"DELETE ON {table}"
+        when[f"{table}_no_REPLACE"] = (
+            f"INSERT ON {table} WHEN EXISTS (SELECT 1 FROM {table} WHERE {same})"
+        )
+    return {name: _TRIGGER.format(name=name, when=event) for name, event in when.items()}
 
 
 def _write(
