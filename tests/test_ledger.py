@@ -111,6 +111,35 @@ def test_one_content_has_one_budget(ledger: Ledger) -> None:
     assert ledger.owners("sha256:abc") == ["people"]
 
 
+def test_content_that_a_budget_was_charged_for_has_no_other_budget(ledger: Ledger) -> None:
+    """No budget was opened for the content: the first run on it decides which one pays."""
+    ledger.create("loose", 1.0, 1e-5)
+    ledger.finish(ledger.reserve("adult", [QUERY], "a fit", "sha256:abc"), [QUERY])
+    assert ledger.owners("sha256:abc") == ["adult"]
+    with pytest.raises(ValueError, match=r"'loose' beside 'adult'.* --dataset adult\."):
+        ledger.reserve("loose", [QUERY], "a fit", "sha256:abc")
+    with pytest.raises(ValueError, match=r"'adult' in .* has paid for it"):
+        ledger.create("bound", 1.0, 1e-5, "sha256:abc")
+    assert ledger.history("loose") == []
+    assert ledger.names() == ["adult", "loose"]
+    ledger.reserve("loose", [QUERY], "a fit", "sha256:def")
+    ledger.reserve("adult", [QUERY], "a fit", "sha256:abc")
+
+
+def test_content_that_nothing_was_released_of_is_free_again(ledger: Ledger) -> None:
+    ledger.create("loose", 1.0, 1e-5)
+    run = ledger.reserve("adult", [QUERY], "a fit", "sha256:abc")
+    assert ledger.owners("sha256:abc") == ["adult"]
+    ledger.release(run, "died before the first release")
+    assert ledger.owners("sha256:abc") == []
+    ledger.reserve("loose", [QUERY], "a fit", "sha256:abc")
+    with pytest.raises(BudgetError, match="given back"):
+        ledger.finish(run, [QUERY])
+    for name in ("adult", "loose"):
+        with pytest.raises(ValueError, match="Both pay for them already"):
+            ledger.reserve(name, [QUERY], "a fit", "sha256:abc")
+
+
 CHANGES = (
     "DELETE FROM history",
     "UPDATE history SET events = '[]'",
@@ -122,6 +151,10 @@ CHANGES = (
     "INSERT OR REPLACE INTO history (at, user, dataset, run, state, note, events) "
     "SELECT at, user, dataset, run, state, note, '[]' FROM history",
     "UPDATE OR REPLACE history SET events = '[]'",
+    "DELETE FROM contents",
+    "UPDATE contents SET fingerprint = ''",
+    "REPLACE INTO contents SELECT run, '' FROM contents",
+    "REPLACE INTO contents (rowid, run, fingerprint) VALUES (1, 'other', '')",
 )
 
 
@@ -134,7 +167,7 @@ def assert_nothing_can_be_changed(path: Path) -> None:
 
 
 def test_the_history_cannot_be_changed(ledger: Ledger) -> None:
-    ledger.reserve("adult", [QUERY], "a fit")
+    ledger.reserve("adult", [QUERY], "a fit", "sha256:abc")
     assert_nothing_can_be_changed(ledger.path)
 
 
@@ -188,10 +221,19 @@ def test_ledgers_of_the_first_format_mean_the_same_and_are_protected(old: Ledger
     assert [(run.name, run.state, run.events) for run in account.runs] == [
         ("first", "reserved", (QUERY,))
     ]
-    assert_nothing_can_be_changed(old.path)
     old.finish("first", [QUERY])
-    old.finish(old.reserve("adult", [QUERY], "another fit"), [QUERY])
+    old.finish(old.reserve("adult", [QUERY], "another fit", "sha256:b"), [QUERY])
     assert len(old.account("adult").runs) == 2
+    assert old.owners("sha256:b") == ["adult"]
+    assert_nothing_can_be_changed(old.path)
+
+
+def test_ledgers_of_the_first_format_are_protected_once_they_were_read(old: Ledger) -> None:
+    old.names()
+    db = sqlite3.connect(old.path)
+    with pytest.raises(sqlite3.DatabaseError, match="append-only"):
+        db.execute("REPLACE INTO history SELECT * FROM history")
+    db.close()
 
 
 def test_a_ledger_of_the_first_format_that_cannot_be_written_is_read(

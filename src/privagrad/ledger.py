@@ -39,6 +39,7 @@ CREATE TABLE IF NOT EXISTS history (
     state TEXT NOT NULL CHECK (state IN ('reserved', 'finished', 'released')),
     note TEXT NOT NULL, events TEXT NOT NULL, UNIQUE (run, state)
 );
+CREATE TABLE IF NOT EXISTS contents (run TEXT PRIMARY KEY, fingerprint TEXT NOT NULL);
 """
 _TRIGGER = """
 CREATE TRIGGER IF NOT EXISTS {name} BEFORE {when}
@@ -47,6 +48,7 @@ BEGIN SELECT RAISE(ABORT, 'the ledger is append-only'); END;
 _KEYS = {
     "datasets": "rowid = NEW.rowid OR name = NEW.name",
     "history": "number = NEW.number OR (run = NEW.run AND state = NEW.state)",
+    "contents": "rowid = NEW.rowid OR run = NEW.run",
 }
 """Which row of a table an insertion would be in conflict with."""
 
@@ -165,7 +167,10 @@ class Ledger:
     def create(
         self, name: str, epsilon: float, delta: float, fingerprint: str | None = None
     ) -> Account:
-        """Open a budget for a data set; one content (fingerprint) has at most one budget."""
+        """Open a budget for a data set; one content (fingerprint) has at most one budget.
+
+        Refused is also content that a run was charged for to another budget.
+        """
         if not name.strip():
             raise ValueError("Expected a name for the data set, found an empty one.")
         epsilon = _validate.positive("epsilon", epsilon)
@@ -175,8 +180,9 @@ class Ledger:
             if owners := [other for other in _owners(db, fingerprint) if other != name]:
                 raise ValueError(
                     f"Expected content without a budget, found that {owners[0]!r} in {self.path} "
-                    "was opened for the same content: two budgets for the same rows would protect "
-                    f"them less than each one says. Use it: --dataset {owners[0]}."
+                    "was opened for the same content or has paid for it: two budgets for the same "
+                    "rows would protect them less than each one says. Use it: "
+                    f"--dataset {owners[0]}."
                 )
             try:
                 db.execute("INSERT INTO datasets VALUES (?, ?, ?, ?, ?, ?)", row)
@@ -195,11 +201,15 @@ class Ledger:
             return [row[0] for row in db.execute("SELECT name FROM datasets ORDER BY at, name")]
 
     def owners(self, fingerprint: str) -> list[str]:
-        """The data sets that were opened for this content, oldest first."""
+        """The data sets that were opened for this content or were charged for it, oldest first."""
         if not self.path.exists():
             return []
         with self._reading() as db:
             return _owners(db, fingerprint)
+
+    def require_only_budget(self, name: str, fingerprint: str) -> None:
+        """Raise where another data set was opened for this content or was charged for it."""
+        _require_only_budget(name, self.owners(fingerprint))
 
     def account(self, name: str) -> Account:
         """A data set and its runs as they are now."""
@@ -211,10 +221,13 @@ class Ledger:
         with self._reading() as db:
             return _entries(db, name)
 
-    def reserve(self, name: str, events: Iterable[Event], note: str) -> str:
+    def reserve(
+        self, name: str, events: Iterable[Event], note: str, fingerprint: str | None = None
+    ) -> str:
         """Set aside what a run will release, before its first release; the run's name.
 
-        Raises BudgetError, and sets nothing aside, where the total would be passed.
+        Raises, and sets nothing aside: BudgetError where the total would be passed, ValueError
+        where the content that the run reads (`fingerprint`) has another budget.
         """
         wanted = merged(events)
         if not wanted:
@@ -231,9 +244,12 @@ class Ledger:
                     f"{'' if math.isfinite(after) else ' ' + NO_DELTA_LEFT}"
                 )
             with self._writing() as db:
+                _require_only_budget(name, _owners(db, fingerprint))
                 # Composing takes a while: someone else may have reserved meanwhile.
                 if _last(db, name) == last:
                     _write(db, name, run, "reserved", note, wanted)
+                    if fingerprint is not None:
+                        db.execute("INSERT INTO contents VALUES (?, ?)", (run, fingerprint))
                     return run
 
     def finish(self, run: str, events: Iterable[Event], note: str = "") -> None:
@@ -416,10 +432,43 @@ def _last(db: sqlite3.Connection, name: str) -> int:
 
 
 def _owners(db: sqlite3.Connection, fingerprint: str | None) -> list[str]:
+    """Data sets that were opened for a content, or have a run on it that is charged."""
+    opened = "SELECT name FROM datasets WHERE fingerprint = :content"
+    # An entry without events is no charge: such a run was given back, or released nothing.
+    charged = """
+        SELECT dataset FROM history JOIN contents USING (run)
+        WHERE contents.fingerprint = :content AND events <> '[]'
+        AND number = (SELECT max(number) FROM history AS later WHERE later.run = history.run)
+    """
+    names = f"{opened} UNION {charged}" if _has_contents(db) else opened
     rows = db.execute(
-        "SELECT name FROM datasets WHERE fingerprint = ? ORDER BY at, name", (fingerprint,)
+        f"SELECT name FROM datasets WHERE name IN ({names}) ORDER BY at, name",
+        {"content": fingerprint},
     )
     return [row[0] for row in rows]
+
+
+def _has_contents(db: sqlite3.Connection) -> bool:
+    """Not in a file of version 0.1.0 that cannot be written."""
+    found = db.execute("SELECT count(*) FROM sqlite_master WHERE name = 'contents'").fetchone()
+    return bool(found[0])
+
+
+def _require_only_budget(name: str, owners: list[str]) -> None:
+    others = [owner for owner in owners if owner != name]
+    if not others:
+        return
+    what = (
+        "Both pay for them already: start a new ledger with a total that leaves room for what was "
+        "spent."
+        if name in owners
+        else f"Use --dataset {others[0]}."
+    )
+    raise ValueError(
+        f"Expected the only budget for this content, found {name!r} beside "
+        f"{', '.join(map(repr, others))}, which was opened for it or has paid for it: two budgets "
+        f"for the same rows would protect them less than each one says. {what} Nothing was spent."
+    )
 
 
 def _entries(db: sqlite3.Connection, name: str) -> list[Entry]:
