@@ -350,6 +350,10 @@ def test_a_schema_template_from_header_and_types():
     kinds = [column["kind"] for column in told["columns"]]
     assert kinds == ["number", "number", "category", "category"]
     Path("bare.data").write_text("1,a\n2,b\n")
+    Path("texts.csv").write_text("city,job\nBern,cook\n")
+    assert "--header" in run("schema", "texts.csv", code=2).output
+    columns = as_json("schema", "texts.csv", "--header")["columns"]
+    assert [column["name"] for column in columns] == ["city", "job"]
     done = as_json("schema", "bare.data", "--no-header", "--names", "x,y")
     assert [column["name"] for column in done["columns"]] == ["x", "y"]
     assert run("schema", "bare.data", "--no-header", "--names", "x", code=2)

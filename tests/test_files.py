@@ -56,7 +56,7 @@ def test_libsvm(tmp_path):
         ("people.csv", "\n\n", "label", "no first line"),
         ("people.csv", "age,label\n", "label", "found none"),
         ("people.csv", "1,2\n3,4\n", "label", "looks like a row"),
-        ("people.csv", "age,age,label\n1,2,0\n", "label", "twice: 'age'"),
+        ("people.csv", "age,age,label\n1,2,0\n", "label", "twice: those of columns 1, 2"),
         ("people.csv", "age,,label\n1,2,0\n", "label", "column 2"),
         ("people.csv", "age,label\n1,0,5\n", "label", "people.csv"),
         ("people.csv", 'age,label\n"1,0\n2,1\n', "label", "people.csv"),
@@ -153,6 +153,55 @@ def test_files_without_a_header(tmp_path):
     path.write_text("31, cook, a, b\n")
     with pytest.raises(ValueError, match="Expected 3 columns"):
         read_rows(path, schema)
+
+
+SECRET = "Alice Miller,Berlin,HIV positive\n"
+ROWS_THAT_LOOK_LIKE_NAMES = {
+    "text alone": SECRET + "Bob,Paris,healthy\nEve,Rome,healthy\n" * 100,
+    "one row": SECRET,
+    "a cell occurs again": "Alice Miller,Berlin,unweighed\nBob, Berlin ,70\nEve,Rome,60\n",
+    "missing value": "Alice Miller,Berlin,N/A\nBob,Paris,70\nEve,Rome,60\n",
+    "no numbers, but blanks": "Alice Miller,Berlin,x\nBob,Paris,\nEve,Rome, \n",
+    "twice the same": "Alice Miller,Berlin,Berlin\nBob,Paris,70\n",
+    "a number": "Alice Miller,Berlin,60\nBob,Paris,70\n",
+}
+
+
+@pytest.mark.parametrize("name", ROWS_THAT_LOOK_LIKE_NAMES)
+def test_a_first_line_that_might_be_a_row_is_not_published(tmp_path, name):
+    """Names of columns are public; nor does the refusal say what the line holds."""
+    path = tmp_path / "people.csv"
+    path.write_text(ROWS_THAT_LOOK_LIKE_NAMES[name])
+    with pytest.raises(ValueError, match="privagrad schema TABLE --no-header --names") as refused:
+        sketch(path)
+    assert not any(cell in str(refused.value) for cell in ("Alice", "Berlin", "HIV", "60"))
+    names = [column.name for column in sketch(path, header=False).columns]
+    assert names == ["column1", "column2", "column3"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "age,city,label\n30,Bern,yes\n40,Rome,no\n",
+        "city,age,weight\nBern,,\nRome,30,\n",
+        "city,yes\nage,0.5\n",
+    ],
+)
+def test_ordinary_headers_need_no_word(tmp_path, text):
+    path = tmp_path / "people.csv"
+    path.write_text(text)
+    assert [c.name for c in sketch(path).columns] == text.splitlines()[0].split(",")
+
+
+def test_a_header_over_text_alone_is_the_users_word(tmp_path):
+    path = tmp_path / "people.csv"
+    path.write_text("city,job\nBern,cook\nRome,job\n")
+    found = sketch(path, header=True)
+    assert [c.name for c in found.columns] == ["city", "job"]
+    jobs = Column("job", "category", categories=("cook", "job"))
+    schema = replace(found.with_columns([jobs]), target="city")
+    assert count_categories(path, schema, ["city"]) == {"city": Counter({"Bern": 1, "Rome": 1})}
+    assert read_rows(path, schema, target=False).X.tolist() == [[1, 0], [0, 1]]
 
 
 def test_numbers_are_brought_within_bounds_and_blanks_are_filled(tmp_path):

@@ -129,8 +129,11 @@ def test_a_finished_run_cannot_be_given_back_while_its_model_is_saved(tmp_path, 
     assert load_model(tmp_path / "m.model").made["run"] == ledger.account("rows").runs[0].name
 
 
+@pytest.mark.parametrize("opened", [True, False])
 @pytest.mark.parametrize("ending", ["libsvm", "csv", "parquet"])
-def test_the_rows_that_are_fitted_are_those_of_the_fingerprint(tmp_path, monkeypatch, ending):
+def test_the_rows_that_are_fitted_are_those_of_the_fingerprint(
+    tmp_path, monkeypatch, ending, opened
+):
     """The file is exchanged as soon as its fingerprint is known; nothing of it is read any more."""
     path = tmp_path / f"rows.{ending}"
     table = pl.DataFrame({"x": np.linspace(-1, 1, 600), "y": np.linspace(0, 1, 600)})
@@ -145,7 +148,8 @@ def test_the_rows_that_are_fitted_are_those_of_the_fingerprint(tmp_path, monkeyp
 
     write(table)
     ledger = Ledger(tmp_path / "ledger.db")
-    ledger.create("rows", 2.0, 1e-5, fingerprint(path))
+    content = fingerprint(path)
+    ledger.create("rows", 2.0, 1e-5, content if opened else None)
     real = hashlib.file_digest
 
     def then_exchanged(*arguments):
@@ -162,8 +166,10 @@ def test_the_rows_that_are_fitted_are_those_of_the_fingerprint(tmp_path, monkeyp
     assert run(job, tmp_path / "m.model", False).made["rows"] == 600
     assert not copy.exists()
     assert path.exists()
-    with pytest.raises(ValueError, match="other content"):
-        prepare(asked)
+    assert ledger.owners(content) == ["rows"]
+    if opened:
+        with pytest.raises(ValueError, match="other content"):
+            prepare(asked)
 
 
 def test_copies_of_rows_do_not_outlive_a_job(tmp_path):
@@ -197,6 +203,27 @@ def test_content_with_a_budget_is_paid_by_no_other_one(tmp_path):
     for name in ("rows", "twin"):
         with pytest.raises(ValueError, match="only budget"):
             prepare(replace(asked, dataset=name))
+
+
+def test_content_that_a_budget_has_paid_for_is_paid_by_no_other_one(tmp_path):
+    """None of the budgets was opened for the file: the first fit makes it that budget's."""
+    ledger = Ledger(tmp_path / "ledger.db")
+    for name in ("first", "second", "late"):
+        ledger.create(name, 2.0, 1e-5)
+    asked = wish(tmp_path, dataset="first", ledger=ledger)
+    late = prepare(replace(asked, dataset="late"))  # when nothing is charged yet
+    run(prepare(asked), tmp_path / "first.model", False)
+    with pytest.raises(ValueError, match=r"'second' beside 'first'.* --dataset first"):
+        prepare(replace(asked, dataset="second"))
+    with pytest.raises(ValueError, match=r"'late' beside 'first'.* --dataset first"):
+        run(late, tmp_path / "late.model", False)
+    with pytest.raises(ValueError, match=r"'first' in .* has paid for it"):
+        ledger.create("bound", 2.0, 1e-5, fingerprint(asked.table))
+    assert not (tmp_path / "late.model").exists()
+    assert ledger.history("second") == ledger.history("late") == []
+    run(prepare(asked), tmp_path / "again.model", False)
+    asked.table.write_text(asked.table.read_text() + "\n1 1:1")
+    prepare(replace(asked, dataset="second"))  # another content
 
 
 def test_budgets_that_change_between_plan_and_run_are_seen(tmp_path):

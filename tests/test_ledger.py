@@ -45,6 +45,16 @@ def test_a_run_that_would_pass_the_total_is_refused_and_costs_nothing(ledger: Le
     assert ledger.account("adult") == before
 
 
+def test_a_cost_that_is_no_number_fits_no_budget(
+    ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("privagrad.ledger.epsilon_of_runs", lambda *_: float("nan"))
+    with pytest.raises(BudgetError, match="to nan of 1"):
+        ledger.reserve("adult", [QUERY], "a fit")
+    assert ledger.history("adult") == []
+    assert ledger.account("adult").largest(lambda _: (QUERY,)) == 0
+
+
 def test_everything_reserved_counts_until_the_run_tells_what_it_made(ledger: Ledger) -> None:
     run = ledger.reserve("adult", [QUERY, TRAINING], "a fit")
     assert ledger.account("adult").spent == PrivacyPlan((QUERY, TRAINING)).epsilon(1e-5)
@@ -101,18 +111,144 @@ def test_one_content_has_one_budget(ledger: Ledger) -> None:
     assert ledger.owners("sha256:abc") == ["people"]
 
 
-def test_the_history_cannot_be_changed(ledger: Ledger) -> None:
-    ledger.reserve("adult", [QUERY], "a fit")
-    db = sqlite3.connect(ledger.path)
-    for command in (
-        "DELETE FROM history",
-        "UPDATE history SET events = '[]'",
-        "UPDATE datasets SET epsilon = 100",
-        "DELETE FROM datasets",
-    ):
+def test_content_that_a_budget_was_charged_for_has_no_other_budget(ledger: Ledger) -> None:
+    """No budget was opened for the content: the first run on it decides which one pays."""
+    ledger.create("loose", 1.0, 1e-5)
+    ledger.finish(ledger.reserve("adult", [QUERY], "a fit", "sha256:abc"), [QUERY])
+    assert ledger.owners("sha256:abc") == ["adult"]
+    with pytest.raises(ValueError, match=r"'loose' beside 'adult'.* --dataset adult\."):
+        ledger.reserve("loose", [QUERY], "a fit", "sha256:abc")
+    with pytest.raises(ValueError, match=r"'adult' in .* has paid for it"):
+        ledger.create("bound", 1.0, 1e-5, "sha256:abc")
+    assert ledger.history("loose") == []
+    assert ledger.names() == ["adult", "loose"]
+    ledger.reserve("loose", [QUERY], "a fit", "sha256:def")
+    ledger.reserve("adult", [QUERY], "a fit", "sha256:abc")
+
+
+def test_content_that_nothing_was_released_of_is_free_again(ledger: Ledger) -> None:
+    ledger.create("loose", 1.0, 1e-5)
+    run = ledger.reserve("adult", [QUERY], "a fit", "sha256:abc")
+    assert ledger.owners("sha256:abc") == ["adult"]
+    ledger.release(run, "died before the first release")
+    assert ledger.owners("sha256:abc") == []
+    ledger.reserve("loose", [QUERY], "a fit", "sha256:abc")
+    with pytest.raises(BudgetError, match="given back"):
+        ledger.finish(run, [QUERY])
+    for name in ("adult", "loose"):
+        with pytest.raises(ValueError, match="Both pay for them already"):
+            ledger.reserve(name, [QUERY], "a fit", "sha256:abc")
+
+
+CHANGES = (
+    "DELETE FROM history",
+    "UPDATE history SET events = '[]'",
+    "UPDATE datasets SET epsilon = 100",
+    "DELETE FROM datasets",
+    "REPLACE INTO datasets SELECT name, at, user, 100.0, delta, fingerprint FROM datasets",
+    "REPLACE INTO datasets (rowid, name, at, user, epsilon, delta) VALUES (1, 'b', '', '', 9, 0.1)",
+    "REPLACE INTO history SELECT number, at, user, dataset, run, state, note, '[]' FROM history",
+    "INSERT OR REPLACE INTO history (at, user, dataset, run, state, note, events) "
+    "SELECT at, user, dataset, run, state, note, '[]' FROM history",
+    "UPDATE OR REPLACE history SET events = '[]'",
+    "DELETE FROM contents",
+    "UPDATE contents SET fingerprint = ''",
+    "REPLACE INTO contents SELECT run, '' FROM contents",
+    "REPLACE INTO contents (rowid, run, fingerprint) VALUES (1, 'other', '')",
+)
+
+
+def assert_nothing_can_be_changed(path: Path) -> None:
+    db = sqlite3.connect(path)
+    for command in CHANGES:
         with pytest.raises(sqlite3.DatabaseError, match="append-only"):
             db.execute(command)
     db.close()
+
+
+def test_the_history_cannot_be_changed(ledger: Ledger) -> None:
+    ledger.reserve("adult", [QUERY], "a fit", "sha256:abc")
+    assert_nothing_can_be_changed(ledger.path)
+
+
+FIRST_FORMAT = """
+CREATE TABLE datasets (
+    name TEXT PRIMARY KEY, at TEXT NOT NULL, user TEXT NOT NULL,
+    epsilon REAL NOT NULL, delta REAL NOT NULL, fingerprint TEXT
+);
+CREATE TABLE history (
+    number INTEGER PRIMARY KEY AUTOINCREMENT, at TEXT NOT NULL, user TEXT NOT NULL,
+    dataset TEXT NOT NULL REFERENCES datasets(name), run TEXT NOT NULL,
+    state TEXT NOT NULL CHECK (state IN ('reserved', 'finished', 'released')),
+    note TEXT NOT NULL, events TEXT NOT NULL, UNIQUE (run, state)
+);
+CREATE TRIGGER datasets_no_UPDATE BEFORE UPDATE ON datasets
+BEGIN SELECT RAISE(ABORT, 'the ledger is append-only'); END;
+CREATE TRIGGER datasets_no_DELETE BEFORE DELETE ON datasets
+BEGIN SELECT RAISE(ABORT, 'the ledger is append-only'); END;
+CREATE TRIGGER history_no_UPDATE BEFORE UPDATE ON history
+BEGIN SELECT RAISE(ABORT, 'the ledger is append-only'); END;
+CREATE TRIGGER history_no_DELETE BEFORE DELETE ON history
+BEGIN SELECT RAISE(ABORT, 'the ledger is append-only'); END;
+"""
+"""What version 0.1.0 wrote."""
+
+
+@pytest.fixture
+def old(tmp_path: Path) -> Ledger:
+    """A ledger of the first format, with two budgets and one run."""
+    path = tmp_path / "old.db"
+    db = sqlite3.connect(path)
+    db.execute("PRAGMA journal_mode = WAL")
+    db.executescript(FIRST_FORMAT)
+    db.execute("INSERT INTO datasets VALUES ('adult', '2025-01-01', 'ann', 1.0, 1e-5, NULL)")
+    db.execute("INSERT INTO datasets VALUES ('people', '2025-01-02', 'ann', 2.0, 1e-5, 'sha256:a')")
+    db.execute(
+        "INSERT INTO history (at, user, dataset, run, state, note, events) "
+        "VALUES ('2025-01-03', 'ann', 'adult', 'first', 'reserved', 'a fit', ?)",
+        (json.dumps([as_json(QUERY)]),),
+    )
+    db.commit()
+    db.close()
+    return Ledger(path)
+
+
+def test_ledgers_of_the_first_format_mean_the_same_and_are_protected(old: Ledger) -> None:
+    assert old.names() == ["adult", "people"]
+    assert old.owners("sha256:a") == ["people"]
+    account = old.account("adult")
+    assert account.spent == PrivacyPlan((QUERY,)).epsilon(1e-5)
+    assert [(run.name, run.state, run.events) for run in account.runs] == [
+        ("first", "reserved", (QUERY,))
+    ]
+    old.finish("first", [QUERY])
+    old.finish(old.reserve("adult", [QUERY], "another fit", "sha256:b"), [QUERY])
+    assert len(old.account("adult").runs) == 2
+    assert old.owners("sha256:b") == ["adult"]
+    assert_nothing_can_be_changed(old.path)
+
+
+def test_ledgers_of_the_first_format_are_protected_once_they_were_read(old: Ledger) -> None:
+    old.names()
+    db = sqlite3.connect(old.path)
+    with pytest.raises(sqlite3.DatabaseError, match="append-only"):
+        db.execute("REPLACE INTO history SELECT * FROM history")
+    db.close()
+
+
+def test_a_ledger_of_the_first_format_that_cannot_be_written_is_read(
+    old: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    connect = sqlite3.connect
+    monkeypatch.setattr(
+        sqlite3,
+        "connect",
+        lambda path, **options: connect(f"{path.as_uri()}?mode=ro", uri=True, **options),
+    )
+    assert old.account("adult").spent > 0
+    assert old.owners("sha256:a") == ["people"]
+    with pytest.raises(OSError, match="readonly"):
+        old.reserve("adult", [QUERY], "a fit")
 
 
 @pytest.mark.parametrize(

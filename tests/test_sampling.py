@@ -3,11 +3,16 @@ import pytest
 from scipy import stats
 
 from privagrad.events import GaussianEvent
-from privagrad.noise import random_source
+from privagrad.noise import _secure_kind, random_source
 from privagrad.sampling import SAMPLINGS, batches
 from tests.statistics import FALSE_ALARM, rate_accepted
 
 SHAPES = [(1, 1), (2, 1), (7, 3), (10, 10), (1000, 5), (1000, 400), (1000, 900), (4097, 64)]
+
+
+GENERATORS = [
+    np.random.MT19937, np.random.PCG64, np.random.PCG64DXSM, np.random.Philox, np.random.SFC64,
+]  # fmt: skip
 
 
 def draw(sampling, n, size, steps, seed=0):
@@ -47,6 +52,26 @@ def test_a_row_is_in_a_batch_at_the_rate_the_accountant_assumes(sampling, n, siz
         assert rate_accepted(hits, steps, rate)
         if 0.05 < rate < 0.6:
             assert not rate_accepted(hits, steps, rate * 1.5)
+
+
+@pytest.mark.parametrize("bits", GENERATORS)
+@pytest.mark.parametrize("sampling", SAMPLINGS)
+def test_the_rate_is_right_with_every_generator_of_numpy(sampling, bits):
+    """Also with MT19937, whose words have 32 bits."""
+    n, size, steps = 1000, 50, 4000
+    rate = GaussianEvent(1.0, 1, sampling, n, size).rate
+    drawn = draw(sampling, n, size, steps, np.random.Generator(bits(1)))
+    for row in (0, n // 2, n - 1):
+        assert rate_accepted(sum(bool(np.any(batch == row)) for batch in drawn), steps, rate)
+
+
+@pytest.mark.parametrize("bits", [*GENERATORS[1:], lambda key: _secure_kind()(key=key)])
+def test_draws_are_the_generators_own_words(bits):
+    """Seeds keep the batches that they had when words were taken as they are."""
+    [batch] = batches("without_replacement", 2**16, 100, 1, np.random.Generator(bits(1)))
+    words = bits(1).random_raw(400)
+    draws = (words[:, None] >> (16 * np.arange(4, dtype=np.uint64))) & np.uint64(2**16 - 1)
+    assert list(batch) == list(dict.fromkeys(draws.ravel().tolist()))[:100]
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS)

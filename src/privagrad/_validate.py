@@ -23,6 +23,16 @@ def positive(name: str, value: Any, *, allow_inf: bool = False) -> float:
     return number
 
 
+def not_negative(name: str, value: Any) -> float:
+    """`value` as a finite float ≥ 0."""
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        raise TypeError(f"Expected {name} to be a number, found {value!r}.")
+    number = float(value)
+    if not 0 <= number < math.inf:
+        raise ValueError(f"Expected {name} >= 0 and finite, found {name}={value!r}.")
+    return number
+
+
 def whole(name: str, value: Any, *, least: int = 1) -> int:
     """`value` as an integer ≥ `least`."""
     if isinstance(value, bool) or not isinstance(value, numbers.Integral):

@@ -284,8 +284,9 @@ def _given_ellipsoid(ellipsoid: Ellipsoid, dim: int) -> Ellipsoid:
 
 
 def _batch_size(given: int | None, n: int) -> int:
-    batch_size = round(max(math.sqrt(n), n / 100)) if given is None else given
-    if _validate.whole("batch_size", batch_size) > n:
+    wanted = round(max(math.sqrt(n), n / 100)) if given is None else given
+    batch_size = _validate.whole("batch_size", wanted)
+    if batch_size > n:
         raise ValueError(
             f"Expected batch_size <= {n}, the rows of X; found batch_size={batch_size}."
         )

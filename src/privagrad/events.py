@@ -57,9 +57,9 @@ class GaussianEvent:
         object.__setattr__(self, "noise_multiplier", noise)
         if not 0 <= self.leak < 1:
             raise ValueError(f"Expected a leak in [0, 1), found {self.leak!r}.")
-        _validate.whole("count", self.count)
-        _validate.whole("n_examples", self.n_examples)
-        _validate.whole("batch_size", self.batch_size)
+        # Counts are added up: Python's integers do not wrap around, NumPy's do.
+        for name in ("count", "n_examples", "batch_size"):
+            object.__setattr__(self, name, _validate.whole(name, getattr(self, name)))
         if self.sampling is not None:
             _validate.choice("sampling", self.sampling, SAMPLINGS)
         if self.under is not None:
@@ -115,6 +115,19 @@ class ObjectiveEvent:
     sampling: None = None
     rate: float = 1.0
 
+    def __post_init__(self) -> None:
+        noise = _validate.positive("noise_multiplier", self.noise_multiplier)
+        volume = _validate.not_negative("log_volume", self.log_volume)
+        object.__setattr__(self, "noise_multiplier", noise)
+        object.__setattr__(self, "log_volume", volume)
+        object.__setattr__(self, "count", _validate.whole("count", self.count))
+        if self.sampling is not None or self.rate != 1:
+            raise ValueError(
+                "Expected an objective over all rows (sampling=None, rate=1.0), found "
+                f"sampling={self.sampling!r} and rate={self.rate!r}: no cheaper price is known for "
+                "samples."
+            )
+
     def __str__(self) -> str:
         return f"{self.count} x {self.purpose} at noise multiplier {self.noise_multiplier:.4g}"
 
@@ -135,6 +148,19 @@ class SelectEvent:
     mean: float
     purpose: str = "selection"
     count: int = 1
+
+    def __post_init__(self) -> None:
+        events = tuple(self.events)
+        if not events or not all(isinstance(event, GaussianEvent) for event in events):
+            raise TypeError(
+                f"Expected the GaussianEvents of one run, at least one; found {self.events!r}."
+            )
+        mean = _validate.positive("mean", self.mean)
+        if mean < 1:
+            raise ValueError(f"Expected mean >= 1 (at least one run is made), found {mean!r}.")
+        object.__setattr__(self, "events", events)
+        object.__setattr__(self, "mean", mean)
+        object.__setattr__(self, "count", _validate.whole("count", self.count))
 
     @property
     def relation(self) -> Relation:

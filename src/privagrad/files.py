@@ -28,6 +28,8 @@ _LINE = 2**26
 _TYPED_ROWS = 10_000
 _CHUNK = 50_000
 _WIDEST = 20_000
+_MISSING = {"?", "-", ".", "na", "n/a", "#n/a", "null", "none", "nil", "missing", "unknown"}
+_WITHOUT_HEADER = "privagrad schema TABLE --no-header --names A,B,C"
 
 
 class Rows(NamedTuple):
@@ -42,8 +44,12 @@ class Rows(NamedTuple):
     names: list[str]
 
 
-def sketch(path: Path, header: bool = True, separator: str | None = None) -> Schema:
-    """What the header and the types of a file's columns say, and nothing of its values."""
+def sketch(path: Path, header: bool | None = None, separator: str | None = None) -> Schema:
+    """What the header and the types of a file's columns say, and nothing of its values.
+
+    `header` says whether the first line of a text file names the columns. None: it does, and a
+    first line that might be a row is refused.
+    """
     require_table(path)
     if is_libsvm(path):
         raise ValueError(
@@ -55,11 +61,14 @@ def sketch(path: Path, header: bool = True, separator: str | None = None) -> Sch
         return Schema(tuple(Column(name, _kind(dtype)) for name, dtype in types.items()))
     separator = separator or _separator_of(path)
     first = _first_line(path, separator)
-    names = _header(first, path) if header else [f"column{k}" for k in range(1, len(first) + 1)]
+    named = header is not False
+    names = _header(first, path) if named else [f"column{k}" for k in range(1, len(first) + 1)]
     with _plain_errors(path):
-        rows = _scan_text(path, separator, header, names).head(_TYPED_ROWS).collect()
+        rows = _scan_text(path, separator, named, names).head(_TYPED_ROWS).collect()
+    if header is None:
+        _require_evident_header(rows, path)
     return Schema(
-        tuple(Column(name, _text_kind(rows[name])) for name in names), None, separator, header
+        tuple(Column(name, _text_kind(rows[name])) for name in names), None, separator, named
     )
 
 
@@ -285,21 +294,56 @@ def _header(cells: list[str], path: Path) -> list[str]:
     if any(_is_number(cell) for cell in cells):
         raise ValueError(
             f"Expected names of columns in the first line of {path.name}, found numbers: it looks "
-            "like a row. For a file without a header: privagrad schema TABLE --no-header, and name "
-            "its columns there."
+            f"like a row. For a file without a header: {_WITHOUT_HEADER}."
         )
     if "" in cells:
         raise ValueError(
             f"Expected a name for every column of {path.name}, found none for column "
             f"{cells.index('') + 1}."
         )
-    twice = [name for name, count in Counter(cells).items() if count > 1]
+    counts = Counter(cells)
+    twice = [str(k) for k, name in enumerate(cells, 1) if counts[name] > 1]
     if twice:
+        # By number: in a file without a header they would be someone's values.
         raise ValueError(
-            f"Expected different names of columns in {path.name}, found twice: "
-            f"{', '.join(map(repr, twice[:5]))}."
+            f"Expected different names of columns in {path.name}, found some twice: those of "
+            f"columns {', '.join(twice[:5])}{', ...' if len(twice) > 5 else ''}. For a file "
+            f"without a header: {_WITHOUT_HEADER}."
         )
     return cells
+
+
+def _require_evident_header(rows: pl.DataFrame, path: Path) -> None:
+    """Refuse a first line that might be a row: its values would become public as names.
+
+    What shows that it is none: below its text a column holds numbers, and none of its cells is seen
+    as a value of its column. Over columns of text alone a header looks like any row, and only the
+    user knows. The message quotes no cell.
+    """
+    if not len(rows):
+        raise ValueError(
+            f"Expected rows below the first line of {path.name}, found none. For a file without a "
+            f"header: {_WITHOUT_HEADER}."
+        )
+    texts = {name: rows[name].str.strip_chars() for name in rows.columns}
+    if any(name.lower() in _MISSING for name in texts):
+        found = "a sign for a missing value in it"
+    elif any((column == name).any() for name, column in texts.items()):
+        found = "a cell of it again below, as a value of the same column"
+    elif not any(_holds_numbers(column) for column in texts.values()):
+        found = "text alone in all columns, where a header cannot be told from a row"
+    else:
+        return
+    raise ValueError(
+        f"Expected a first line of {path.name} that is surely no row, found {found}. Names of "
+        "columns become public. If it holds names and nobody's values: privagrad schema TABLE "
+        f"--header. For a file without a header: {_WITHOUT_HEADER}. Then fit with --schema."
+    )
+
+
+def _holds_numbers(column: pl.Series) -> bool:
+    told = column.filter(column.is_not_null() & (column != ""))
+    return bool(len(told)) and _text_kind(told) == "number"
 
 
 def _is_number(text: str) -> bool:

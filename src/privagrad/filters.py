@@ -78,7 +78,8 @@ def epsilon_of_runs(
     # Runs of ledgers that were written by other rules may have used more already.
     aside = max(_SET_ASIDE * delta, before)
     used = math.fsum(cover.leak for cover in covers)
-    if not math.isfinite(mu) or used > aside * (1 + 1e-9) or aside >= delta:
+    # In this form NaN counts as too much.
+    if not (math.isfinite(mu) and used <= aside * (1 + 1e-9) and aside < delta):
         return math.inf
     rest = GaussianEvent(_sensitivity(relation) / mu, under=relation, purpose="later runs")
     return PrivacyPlan((*first, rest)).epsilon(delta - aside)

@@ -39,11 +39,18 @@ CREATE TABLE IF NOT EXISTS history (
     state TEXT NOT NULL CHECK (state IN ('reserved', 'finished', 'released')),
     note TEXT NOT NULL, events TEXT NOT NULL, UNIQUE (run, state)
 );
+CREATE TABLE IF NOT EXISTS contents (run TEXT PRIMARY KEY, fingerprint TEXT NOT NULL);
 """
-_APPEND_ONLY = """
-CREATE TRIGGER IF NOT EXISTS {table}_no_{verb} BEFORE {verb} ON {table}
+_TRIGGER = """
+CREATE TRIGGER IF NOT EXISTS {name} BEFORE {when}
 BEGIN SELECT RAISE(ABORT, 'the ledger is append-only'); END;
 """
+_KEYS = {
+    "datasets": "rowid = NEW.rowid OR name = NEW.name",
+    "history": "number = NEW.number OR (run = NEW.run AND state = NEW.state)",
+    "contents": "rowid = NEW.rowid OR run = NEW.run",
+}
+"""Which row of a table an insertion would be in conflict with."""
 
 
 NO_DELTA_LEFT = (
@@ -123,7 +130,7 @@ class Account:
         spent, step = self.spent, precision * self.epsilon
         low, below = 0.0, spent - self.epsilon
         high, above = self.epsilon, math.inf
-        if below >= 0:
+        if not below < 0:
             return 0.0
         guess = self.epsilon - spent / 2
         while high - low > step:
@@ -160,7 +167,10 @@ class Ledger:
     def create(
         self, name: str, epsilon: float, delta: float, fingerprint: str | None = None
     ) -> Account:
-        """Open a budget for a data set; one content (fingerprint) has at most one budget."""
+        """Open a budget for a data set; one content (fingerprint) has at most one budget.
+
+        Refused is also content that a run was charged for to another budget.
+        """
         if not name.strip():
             raise ValueError("Expected a name for the data set, found an empty one.")
         epsilon = _validate.positive("epsilon", epsilon)
@@ -170,8 +180,9 @@ class Ledger:
             if owners := [other for other in _owners(db, fingerprint) if other != name]:
                 raise ValueError(
                     f"Expected content without a budget, found that {owners[0]!r} in {self.path} "
-                    "was opened for the same content: two budgets for the same rows would protect "
-                    f"them less than each one says. Use it: --dataset {owners[0]}."
+                    "was opened for the same content or has paid for it: two budgets for the same "
+                    "rows would protect them less than each one says. Use it: "
+                    f"--dataset {owners[0]}."
                 )
             try:
                 db.execute("INSERT INTO datasets VALUES (?, ?, ?, ?, ?, ?)", row)
@@ -190,11 +201,15 @@ class Ledger:
             return [row[0] for row in db.execute("SELECT name FROM datasets ORDER BY at, name")]
 
     def owners(self, fingerprint: str) -> list[str]:
-        """The data sets that were opened for this content, oldest first."""
+        """The data sets that were opened for this content or were charged for it, oldest first."""
         if not self.path.exists():
             return []
         with self._reading() as db:
             return _owners(db, fingerprint)
+
+    def require_only_budget(self, name: str, fingerprint: str) -> None:
+        """Raise where another data set was opened for this content or was charged for it."""
+        _require_only_budget(name, self.owners(fingerprint))
 
     def account(self, name: str) -> Account:
         """A data set and its runs as they are now."""
@@ -206,10 +221,13 @@ class Ledger:
         with self._reading() as db:
             return _entries(db, name)
 
-    def reserve(self, name: str, events: Iterable[Event], note: str) -> str:
+    def reserve(
+        self, name: str, events: Iterable[Event], note: str, fingerprint: str | None = None
+    ) -> str:
         """Set aside what a run will release, before its first release; the run's name.
 
-        Raises BudgetError, and sets nothing aside, where the total would be passed.
+        Raises, and sets nothing aside: BudgetError where the total would be passed, ValueError
+        where the content that the run reads (`fingerprint`) has another budget.
         """
         wanted = merged(events)
         if not wanted:
@@ -218,7 +236,7 @@ class Ledger:
         while True:
             last, account = self._look(name)
             after = account.spent_with(wanted)
-            if after > account.epsilon:
+            if not after <= account.epsilon:  # NaN is no cost that fits either
                 raise BudgetError(
                     f"Expected a run within the budget of {name!r}, found that it would bring the "
                     f"spent epsilon from {account.spent:.4g} to {after:.4g} of {account.epsilon:g} "
@@ -226,9 +244,12 @@ class Ledger:
                     f"{'' if math.isfinite(after) else ' ' + NO_DELTA_LEFT}"
                 )
             with self._writing() as db:
+                _require_only_budget(name, _owners(db, fingerprint))
                 # Composing takes a while: someone else may have reserved meanwhile.
                 if _last(db, name) == last:
                     _write(db, name, run, "reserved", note, wanted)
+                    if fingerprint is not None:
+                        db.execute("INSERT INTO contents VALUES (?, ?)", (run, fingerprint))
                     return run
 
     def finish(self, run: str, events: Iterable[Event], note: str = "") -> None:
@@ -360,14 +381,34 @@ def from_json(values: dict[str, Any]) -> Event:
 
 
 def _prepare(db: sqlite3.Connection) -> None:
-    if db.execute("SELECT count(*) FROM sqlite_master WHERE name = 'history'").fetchone()[0]:
+    """Make the tables and triggers; in a file of an older version, those that it does not have."""
+    triggers = _triggers()
+    found = {row[0] for row in db.execute("SELECT name FROM sqlite_master")}
+    if found >= {*_KEYS, *triggers}:
         return
-    triggers = [
-        _APPEND_ONLY.format(table=table, verb=verb)
-        for table in ("datasets", "history")
-        for verb in ("UPDATE", "DELETE")
-    ]
-    db.executescript("BEGIN IMMEDIATE;" + _TABLES + "".join(triggers) + "COMMIT;")
+    try:
+        db.executescript("BEGIN IMMEDIATE;" + _TABLES + "".join(triggers.values()) + "COMMIT;")
+    except sqlite3.OperationalError as error:
+        # Whoever may only read an old file can still do that.
+        if "history" not in found or not error.sqlite_errorname.startswith("SQLITE_READONLY"):
+            raise
+        db.rollback()
+
+
+def _triggers() -> dict[str, str]:
+    """The triggers that keep every table append-only, by name.
+
+    REPLACE INTO deletes the rows that are in its way without a DELETE trigger: it is refused before
+    the insertion.
+    """
+    when = {}
+    for table, same in _KEYS.items():
+        when[f"{table}_no_UPDATE"] = f"UPDATE ON {table}"
+        when[f"{table}_no_DELETE"] = f"DELETE ON {table}"
+        when[f"{table}_no_REPLACE"] = (
+            f"INSERT ON {table} WHEN EXISTS (SELECT 1 FROM {table} WHERE {same})"
+        )
+    return {name: _TRIGGER.format(name=name, when=event) for name, event in when.items()}
 
 
 def _write(
@@ -391,10 +432,43 @@ def _last(db: sqlite3.Connection, name: str) -> int:
 
 
 def _owners(db: sqlite3.Connection, fingerprint: str | None) -> list[str]:
+    """Data sets that were opened for a content, or have a run on it that is charged."""
+    opened = "SELECT name FROM datasets WHERE fingerprint = :content"
+    # An entry without events is no charge: such a run was given back, or released nothing.
+    charged = """
+        SELECT dataset FROM history JOIN contents USING (run)
+        WHERE contents.fingerprint = :content AND events <> '[]'
+        AND number = (SELECT max(number) FROM history AS later WHERE later.run = history.run)
+    """
+    names = f"{opened} UNION {charged}" if _has_contents(db) else opened
     rows = db.execute(
-        "SELECT name FROM datasets WHERE fingerprint = ? ORDER BY at, name", (fingerprint,)
+        f"SELECT name FROM datasets WHERE name IN ({names}) ORDER BY at, name",
+        {"content": fingerprint},
     )
     return [row[0] for row in rows]
+
+
+def _has_contents(db: sqlite3.Connection) -> bool:
+    """Not in a file of version 0.1.0 that cannot be written."""
+    found = db.execute("SELECT count(*) FROM sqlite_master WHERE name = 'contents'").fetchone()
+    return bool(found[0])
+
+
+def _require_only_budget(name: str, owners: list[str]) -> None:
+    others = [owner for owner in owners if owner != name]
+    if not others:
+        return
+    what = (
+        "Both pay for them already: start a new ledger with a total that leaves room for what was "
+        "spent."
+        if name in owners
+        else f"Use --dataset {others[0]}."
+    )
+    raise ValueError(
+        f"Expected the only budget for this content, found {name!r} beside "
+        f"{', '.join(map(repr, others))}, which was opened for it or has paid for it: two budgets "
+        f"for the same rows would protect them less than each one says. {what} Nothing was spent."
+    )
 
 
 def _entries(db: sqlite3.Connection, name: str) -> list[Entry]:

@@ -17,6 +17,7 @@ SAMPLINGS: tuple[Sampling, ...] = ("poisson", "with_replacement", "without_repla
 Rows = NDArray[np.int64]
 
 _BLOCK = 2**14
+_WORD = 2**64 - 1
 
 
 def batches(
@@ -73,7 +74,8 @@ def _subsets(n_examples: int, sizes: Rows, generator: Generator) -> Iterator[Row
     while done < sizes.size:
         expected = (edges[-1] - edges[done]) * draws_per_row
         words = int((expected + 6 * expected**0.5) / (64 // bits)) + 16
-        draws = generator.bit_generator.random_raw(words)
+        # Not random_raw, whose words have 32 bits for some generators (MT19937).
+        draws = generator.integers(_WORD, size=words, dtype=np.uint64, endpoint=True)
         done = _fill(rows, edges, done, draws, bits, n_examples, table)
     bounds = edges.tolist()
     for first, last in pairwise(bounds):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -110,6 +111,28 @@ REPORTS = {
     ], {"n": "rows", "decay": "decay of σ"}),
     "table 1": lambda path: write_language_report(path, spoken()),
 }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("relation", "change"),
+    [
+        ("zero-out", "Let any one row contribute nothing instead of its values"),
+        ("replace-one", "Replace the values of any one row by any others"),
+    ],
+)
+def test_a_report_promises_its_relation_and_no_other(
+    tmp_path: Path, relation: str, change: str
+) -> None:
+    """The number of rows is on the page: nothing may be promised to a table that has one more."""
+    made = model(["no", "yes"])
+    made = replace(made, privacy={**made.privacy, "relation": relation})
+    write_fit_report(tmp_path / "report.html", made)
+    page = (tmp_path / "report.html").read_text()
+    [promise] = re.findall(r"[^>]*: no result of this run becomes more than", page)
+    assert promise.startswith(change)
+    assert "the number of rows stays the same" in promise
+    for other in ("row away", "add one", "add-or-remove"):
+        assert other not in page
 
 
 @pytest.mark.parametrize("name", REPORTS)

@@ -39,7 +39,8 @@ def create(
 ) -> dict[str, Any]:
     """Open a budget for a data set. Its total cannot be changed later.
 
-    With --file the budget is for this content alone, and this content has no other budget.
+    With --file the budget is for this content alone. Content that another budget was opened for, or
+    has paid for, is refused.
 
     Example: `privagrad budget create people --epsilon 3 --delta 1e-6`
     """

@@ -25,7 +25,14 @@ def schema(
         Path | None, typer.Option("--out", "-o", help="Where to write it; default: print it.")
     ] = None,
     target: Annotated[str | None, typer.Option("--target", "-t", help="What to predict.")] = None,
-    header: Annotated[bool, typer.Option(help="Whether the first line names the columns.")] = True,
+    header: Annotated[
+        bool | None,
+        typer.Option(
+            "--header/--no-header",
+            help="Whether the first line names the columns. Default: it does, and a line that "
+            "might be a row is refused, because names are public.",
+        ),
+    ] = None,
     separator: Annotated[str | None, typer.Option(help="Between cells; default: guessed.")] = None,
     names: Annotated[
         str | None, typer.Option(help="With --no-header: the columns' names, by commas.")
@@ -53,10 +60,11 @@ def schema(
     found = sketch(table, header, separator)
     if names is not None:
         given = [name.strip() for name in names.split(",")]
-        if header or len(given) != len(found.columns) or len(set(given)) < len(given):
+        named = found.header
+        if named or len(given) != len(found.columns) or len(set(given)) < len(given):
             raise ValueError(
                 f"Expected --no-header and {len(found.columns)} different names, found "
-                f"{len(given)}{' and a header' if header else ''}."
+                f"{len(given)}{' and a header' if named else ''}."
             )
         pairs = zip(found.columns, given, strict=True)
         found = replace(found, columns=tuple(replace(c, name=name) for c, name in pairs))

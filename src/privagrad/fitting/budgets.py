@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from privagrad.accounting import PrivacyPlan
 from privagrad.events import Event, GaussianEvent
-from privagrad.fitting.snapshots import Snapshot, fingerprint
+from privagrad.fitting.snapshots import Snapshot
 from privagrad.fitting.wishes import Wish
 from privagrad.ledger import NO_DELTA_LEFT, Account, BudgetError, Ledger
 
@@ -28,34 +28,27 @@ def paying_account(wish: Wish) -> Account | None:
         )
     account = wish.ledger.account(wish.dataset)
     after = account.spent_with(_typical(wish.epsilon, account.delta))
-    if after > 1.01 * account.epsilon:
+    if not after <= 1.01 * account.epsilon:
         raise refusal(account, wish.epsilon, after, lambda e: _typical(e, account.delta))
     return account
 
 
 def covered_content(wish: Wish, account: Account | None) -> Snapshot | None:
-    """The content of the table if the budget is for one content alone; refuses any other content.
+    """The content of the table, for the budget that pays; refused if it is another budget's.
 
-    The snapshot holds the bytes that were compared: whatever happens to the file afterwards, these
-    are the rows to read.
+    The snapshot holds the bytes that were compared and are charged: whatever happens to the file
+    afterwards, these are the rows to read.
     """
     if account is None or wish.ledger is None:
         return None
-    snapshot = Snapshot(wish.table) if account.fingerprint else None
-    found = snapshot.fingerprint if snapshot else fingerprint(wish.table)
-    if account.fingerprint and found != account.fingerprint:
+    snapshot = Snapshot(wish.table)
+    if account.fingerprint and snapshot.fingerprint != account.fingerprint:
         raise ValueError(
             f"Expected the file that the budget of {account.name!r} was opened for, found other "
             f"content in {wish.table.name}: rows that changed are another data set. Open a budget "
             "for it."
         )
-    if others := [name for name in wish.ledger.owners(found) if name != account.name]:
-        raise ValueError(
-            f"Expected the only budget for the content of {wish.table.name}, found "
-            f"{account.name!r} beside {', '.join(map(repr, others))}: two budgets for the same "
-            f"rows would protect them less than each one says. Use --dataset {others[0]}, or a new "
-            "ledger if both were opened for this content."
-        )
+    wish.ledger.require_only_budget(account.name, snapshot.fingerprint)
     return snapshot
 
 
@@ -91,9 +84,10 @@ def _scaled(job: Job, epsilon: float) -> tuple[Event, ...]:
 
 def reserve(job: Job, ledger: Ledger) -> str:
     assert job.account is not None
+    assert job.snapshot is not None
     note = f"fit {job.wish.table.name}: {job.loss.name}, epsilon {job.wish.epsilon:g}"
     try:
-        return ledger.reserve(job.account.name, job.events, note)
+        return ledger.reserve(job.account.name, job.events, note, job.snapshot.fingerprint)
     except BudgetError:
         account = ledger.account(job.account.name)
         after = account.spent_with(job.events)

@@ -40,7 +40,7 @@ class Job:
     """A fit before its first release: everything is read and checked, nothing is spent.
 
     `schema` None: a LIBSVM file. `counts` are of columns whose categories are to be discovered.
-    `snapshot` holds the rows (`wish.table` is its copy) where the budget is for one content alone.
+    `snapshot` holds the rows (`wish.table` is its copy) where a budget pays.
     """
 
     wish: Wish

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from privagrad import moments
+from privagrad import _validate, moments
 from privagrad._validate import Vector
 from privagrad.accounting import PrivacyPlan, PrivacyReport
 from privagrad.descent import train
@@ -107,6 +107,12 @@ class Choices:
     step_size: float | None = None
     radius: float | None = None
     method: str = "pagan"
+
+    def __post_init__(self) -> None:
+        # Products of NumPy's small integers wrap around.
+        for name in ("steps", "batch_size"):
+            if (value := getattr(self, name)) is not None:
+                object.__setattr__(self, name, _validate.whole(name, value))
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -13,10 +13,27 @@ from privagrad.report.charts import Series, bar_chart, gauge, line_chart
 from privagrad.report.page import Banner, Block, Card, Figure, Table, Text, write_page
 
 _BARS = 24
-_MEANING = {
-    "zero-out": "whether one given row contributed; the number of rows is public",
-    "replace-one": "what any one row holds",
+
+
+class _Neighbours(NamedTuple):
+    """A neighbouring relation in plain words: what stays hidden, and which change hides it."""
+
+    hidden: str
+    change: str
+
+
+_NEIGHBOURS = {
+    "zero-out": _Neighbours(
+        "whether one given row contributed; the number of rows is public",
+        "Let any one row contribute nothing instead of its values, or its values instead of "
+        "nothing, while the number of rows stays the same",
+    ),
+    "replace-one": _Neighbours(
+        "what any one row holds; the number of rows is public",
+        "Replace the values of any one row by any others, while the number of rows stays the same",
+    ),
 }
+"""The only place where the report says what its promise is about."""
 
 
 def write_fit_report(path: Path, model: SavedModel, account: Account | None = None) -> None:
@@ -30,7 +47,7 @@ def _blocks(model: SavedModel, account: Account | None) -> list[Block]:
     privacy = model.privacy
     promise = (
         f"Epsilon {privacy['epsilon']:.4g} at delta {privacy['delta']:.3g}: whoever sees this "
-        f"model and this report can hardly tell {_MEANING[privacy['relation']]}."
+        f"model and this report can hardly tell {_NEIGHBOURS[privacy['relation']].hidden}."
     )
     if "test" in model.evaluation:
         promise += " Figures on the test table are exact, and tell about its own rows."
@@ -55,7 +72,7 @@ def _privacy_card(model: SavedModel) -> Card:
     rows = [
         ("Epsilon", f"{privacy['epsilon']:.4g}", "the total of all releases below"),
         ("Delta", f"{privacy['delta']:.3g}", "with at most this probability it says nothing"),
-        ("Neighbours", privacy["relation"], _MEANING[privacy["relation"]]),
+        ("Neighbours", privacy["relation"], _NEIGHBOURS[privacy["relation"]].hidden),
         ("Sampling", privacy["sampling"], ""),
         ("Accountant", privacy["accountant"], "releases are composed, not added"),
         ("Noise", "seeded, NOT private" if privacy["seeded"] else "from a secure source", ""),
@@ -204,7 +221,7 @@ def _words(model: SavedModel) -> Text:
     return Text(
         "What this promises",
         [
-            f"Take any one row away, or add one: no result of this run becomes more than "
+            f"{_NEIGHBOURS[privacy['relation']].change}: no result of this run becomes more than "
             f"exp({privacy['epsilon']:.3g}) times as likely or unlikely, except with probability "
             f"{privacy['delta']:.2g}. This holds whatever else is known about the row.",
             "It protects rows, one at a time. If a person has several rows, or rows belong to a "
