@@ -89,7 +89,12 @@ class LossGuard:
     def __deepcopy__(self, memo: Any) -> LossGuard:
         return LossGuard(Tape({}), False)
 
-    def batch(self, batch: Any, count: int) -> Any:
+    def batch(
+        self,
+        batch: Any,
+        count: int,
+        alone: dict[int, list[Tensor]] = {},  # noqa: B006
+    ) -> Any:
         """The tensors of a batch of `count` examples, traced."""
         for node in self._of_batch:
             node.forget()
