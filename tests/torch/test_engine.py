@@ -212,11 +212,11 @@ class TestSampling:
     def test_empty_batches_have_the_shapes_of_the_rows(self) -> None:
         rows = [({"image": torch.zeros(3, 4), "name": "a"}, 1), ({"image": torch.ones(3, 4)}, 2)]
         collate = CollateAny(torch.utils.data.default_collate, rows)
-        features, target = collate([])
+        features, target = collate([]).batch
         assert features["image"].shape == (0, 3, 4)
         assert target.shape == (0,)
         assert target.dtype == torch.int64
-        assert collate([rows[1], rows[1]])[0]["image"].shape == (2, 3, 4)
+        assert collate([rows[1], rows[1]]).batch[0]["image"].shape == (2, 3, 4)
 
     def test_streams_are_refused(self) -> None:
         class Stream(IterableDataset):

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from privagrad.events import GaussianEvent
+from privagrad.torch.guards.collation import Alone
 from privagrad.torch.spending import Charge, Spending
 
 
@@ -38,7 +39,8 @@ class Draws:
         Whether a pass holds every row at most once: a pass then costs one release, that of its
         least noise.
     announce : callable
-        Told of each part before the loop has it; returns what the loop gets.
+        Told of each part before the loop has it, and of rows that were padded in it as they are
+        alone; returns what the loop gets.
     noise : callable
         The noise multiplier that the next release is expected to have.
     """
@@ -48,7 +50,7 @@ class Draws:
         account: Spending,
         event: GaussianEvent,
         once: bool,
-        announce: Callable[[Part, Any], Any],
+        announce: Callable[[Part, Any, Alone], Any],
         noise: Callable[[], float],
     ) -> None:
         self.account, self.event, self.once = account, event, once
@@ -76,7 +78,7 @@ class Draws:
                 "before the next, and look at rows with a data loader of your own."
             )
 
-    def hand_out(self, iterator: int, part: Part, batch: Any) -> Any:
+    def hand_out(self, iterator: int, part: Part, batch: Any, alone: Alone) -> Any:
         """Charge and announce what this iterator gives the loop next, and return it."""
         self.check(iterator)
         if part.first:
@@ -84,12 +86,12 @@ class Draws:
                 self._paid, self._paid_iterator = None, iterator
             self._pay(self._noise())
             self._fresh = True
-        return self._announce(part, batch)
+        return self._announce(part, batch, alone)
 
     def leave(self) -> None:
         """Whatever was added of the last batch is dropped; it pays for no later release."""
         self._fresh = False
-        self._announce(Part(None, first=True, last=True), None)
+        self._announce(Part(None, first=True, last=True), None, {})
 
     def spoil(self) -> None:
         """Another batch than the last one is used: it pays for no release."""

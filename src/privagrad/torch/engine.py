@@ -21,6 +21,7 @@ from privagrad.noise import RandomState, random_source
 from privagrad.torch import checkpoints
 from privagrad.torch.charging import Draws, Part
 from privagrad.torch.ellipsoids import Shape, agree_on, choose_scales
+from privagrad.torch.guards.collation import Alone
 from privagrad.torch.loaders import PoissonBatches, PrivateLoader
 from privagrad.torch.module import PrivateModule
 from privagrad.torch.moments import Per
@@ -161,10 +162,10 @@ class PrivacyEngine:
         private = PrivateModule(module, tape, verify, loss_reduction)
         guard = private.loss_guard
 
-        def announce(part: Part, batch: Any) -> Any:
+        def announce(part: Part, batch: Any, alone: Alone) -> Any:
             tape.drawn = part.size
             private_optimizer.begin_part(part.first, part.last)
-            return guard.batch(batch, part.size or 0)
+            return guard.batch(batch, part.size or 0, alone)
 
         draws = Draws(
             self.accountant,

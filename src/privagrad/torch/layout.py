@@ -123,8 +123,8 @@ def mixed(name: str) -> Mixed:
     )
 
 
-def same(a: Tensor, b: Tensor, rounding: float = 0.0) -> bool:
-    """Equal up to rounding, relative to the largest number.
+def same(a: Tensor, b: Tensor, rounding: float = 0.0, scale: Tensor | None = None) -> bool:
+    """Equal up to rounding, relative to the largest number, or to `scale` at each place.
 
     `rounding`, in units of the type's precision, is what numbers of size 1 that have cancelled may
     leave.
@@ -138,9 +138,14 @@ def same(a: Tensor, b: Tensor, rounding: float = 0.0) -> bool:
     tolerance = CLOSE if torch.finfo(a.dtype).eps < 1e-4 else 0.1
     noise = rounding * torch.finfo(a.dtype).eps
     a, b = a.double(), b.double()
-    largest = a.masked_fill(~a.isfinite(), 0.0).abs().max()
+    largest = magnitudes(a).max() if scale is None else scale
     close = (a - b).abs() <= tolerance * largest + noise
     return bool((close | (a.isnan() & b.isnan()) | (a == b)).all())
+
+
+def magnitudes(tensor: Tensor) -> Tensor:
+    """Absolute values; 0 where there is no finite number."""
+    return tensor.masked_fill(~tensor.isfinite(), 0.0).abs()
 
 
 def count_examples(inputs: Any, batch_first: bool) -> int:

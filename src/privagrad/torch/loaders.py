@@ -5,17 +5,25 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from numpy.random import Generator
 from torch import Tensor
-from torch.utils._pytree import tree_map
-from torch.utils.data import DataLoader, Sampler, default_collate
+from torch.utils.data import (
+    DataLoader,
+    Dataset,
+    Sampler,
+    Subset,
+    default_collate,
+    get_worker_info,
+)
 
 from privagrad import _validate
 from privagrad.sampling import poisson_batches
 from privagrad.torch.charging import Draws, Part
-from privagrad.torch.guards.collation import refuse_mixing
+from privagrad.torch.guards.collation import Alone, cut_from, refuse_mixing
+from privagrad.torch.guards.structure import map_tensors, tensors_of
+from privagrad.torch.guards.verification import UnverifiedError
 from privagrad.torch.processes import Processes
 
 
@@ -89,7 +97,7 @@ class PrivateLoader(DataLoader[Any]):
         if most is not None:
             _validate.whole("max_physical_batch_size", most)
         self._notes: deque[Part] = deque()
-        self.batches, self.draws = batches, draws
+        self.batches, self.draws, self.verify = batches, draws, verify
         options: dict[str, Any] = {
             "num_workers": loader.num_workers,
             "pin_memory": loader.pin_memory,
@@ -104,12 +112,14 @@ class PrivateLoader(DataLoader[Any]):
         collate = loader.collate_fn
         if not isinstance(collate, CollateAny):
             collate = CollateAny(collate, loader.dataset, verify)
-        super().__init__(
-            loader.dataset,
-            batch_sampler=SplitBatches(batches, most, self._notes),
-            collate_fn=collate,
-            **options,
-        )
+        options |= {
+            "batch_sampler": SplitBatches(batches, most, self._notes),
+            "collate_fn": collate,
+        }
+        super().__init__(loader.dataset, **options)
+        # This loader shows the data set it was given; the rows come through another.
+        options["worker_init_fn"] = _StartWorker(loader.worker_init_fn)
+        self._fetching = DataLoader(RowByRow(loader.dataset), **options)
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         return self._handed_out(self.draws.begin())
@@ -117,9 +127,75 @@ class PrivateLoader(DataLoader[Any]):
     def _handed_out(self, iterator: int) -> Iterator[Any]:
         self.draws.check(iterator)
         self._notes.clear()
-        for batch in super().__iter__():
-            yield self.draws.hand_out(iterator, self._notes.popleft(), batch)
+        for batch, alone in self._fetching:
+            if self.verify:
+                _refuse_without_tensors(batch)
+            yield self.draws.hand_out(iterator, self._notes.popleft(), batch, alone)
             self.draws.check(iterator)
+
+
+def _refuse_without_tensors(batch: Any) -> None:
+    if not tensors_of(batch):
+        raise UnverifiedError(
+            f"Expected tensors in a batch of the private data loader, found none in a "
+            f"{type(batch).__name__}: what the loop makes of such a batch cannot be followed. "
+            "Return tensors from collate_fn; or say verify=False and vouch for it."
+        )
+
+
+class RowByRow(Dataset[Any]):
+    """A data set whose rows are fetched one at a time.
+
+    `__getitems__` would see the rows of a whole batch, and could make something of several.
+    """
+
+    def __init__(self, dataset: Any) -> None:
+        self.dataset = dataset
+        self._has_rows = _has_rows(dataset)
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitem__(self, row: Any) -> Any:
+        if self._has_rows:
+            return self.dataset[row]
+        rows = self.dataset.__getitems__([row])
+        if not isinstance(rows, list) or len(rows) != 1:
+            raise TypeError(
+                "Expected a data set with __getitem__, or with a __getitems__ that returns a list "
+                f"with one item a row, found {type(rows).__name__} from __getitems__: rows are "
+                "fetched one at a time. Write __getitem__."
+            )
+        return rows[0]
+
+
+def _has_rows(dataset: Any) -> bool:
+    """Whether rows can be had by number, one at a time."""
+    if isinstance(dataset, Subset):
+        return _has_rows(dataset.dataset)
+    own = getattr(type(dataset), "__getitem__", Dataset.__getitem__)
+    return own is not Dataset.__getitem__ or not hasattr(dataset, "__getitems__")
+
+
+class _StartWorker:
+    """What a worker process does first: `get_worker_info().dataset` is the user's own data set."""
+
+    def __init__(self, then: Callable[[int], None] | None) -> None:
+        self.then = then
+
+    def __call__(self, worker: int) -> None:
+        info: Any = get_worker_info()
+        # It can be read only, and the worker keeps what it fetches rows from elsewhere.
+        object.__setattr__(info, "dataset", info.dataset.dataset)
+        if self.then is not None:
+            self.then(worker)
+
+
+class Collated(NamedTuple):
+    """A batch, and some of its rows as they are alone, if they were padded."""
+
+    batch: Any
+    alone: Alone
 
 
 class CollateAny:
@@ -135,19 +211,20 @@ class CollateAny:
         self.verify = verify and collate is not default_collate
         self.batches = 0
 
-    def __call__(self, rows: list[Any]) -> Any:
-        if rows:
-            # Data sets may hand out whole batches, which are none of ours to take apart.
-            if self.verify and isinstance(rows, list) and len(rows) > 1:
-                self.batches += 1
-                # At batches 1, 2, 4, 8, ...
-                if not self.batches & (self.batches - 1):
-                    refuse_mixing(self.collate, rows)
-            return self.collate(rows)
-        return tree_map(
-            lambda leaf: leaf[:0] if isinstance(leaf, Tensor) and leaf.dim() else leaf,
-            self.collate([self.dataset[0]]),
-        )
+    def __call__(self, rows: list[Any]) -> Collated:
+        if not rows:
+            template = self.collate([RowByRow(self.dataset)[0]])
+            return Collated(map_tensors(lambda t: t[:0] if t.dim() else t, template), {})
+        alone = refuse_mixing(self.collate, rows) if self._is_due(rows) else {}
+        batch = self.collate(rows)
+        return Collated(batch, cut_from(batch, alone, len(rows)) if alone else {})
+
+    def _is_due(self, rows: list[Any]) -> bool:
+        """At batches 1, 2, 4, 8, ..."""
+        if not self.verify or len(rows) < 2:
+            return False
+        self.batches += 1
+        return not self.batches & (self.batches - 1)
 
 
 class BatchMemoryManager:
@@ -167,7 +244,11 @@ class BatchMemoryManager:
             raise TypeError("Expected the data loader that make_private returned, found another.")
         self.optimizer = optimizer
         self.parts = PrivateLoader(
-            data_loader, data_loader.batches, data_loader.draws, max_physical_batch_size
+            data_loader,
+            data_loader.batches,
+            data_loader.draws,
+            max_physical_batch_size,
+            data_loader.verify,
         )
 
     def __enter__(self) -> DataLoader[Any]:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from privagrad.torch.guards.determinism import generator_states
+from privagrad.torch.guards.determinism import Drawn, generator_states
 from privagrad.torch.guards.loss import LossGuard
 from privagrad.torch.guards.recorder import Recorder, public_tensors
 from privagrad.torch.guards.structure import tensors_of

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
 from torch.utils.data import (
     BatchSampler,
     ConcatDataset,
@@ -16,6 +18,7 @@ from torch.utils.data import (
     SequentialSampler,
     Subset,
     SubsetRandomSampler,
+    TensorDataset,
 )
 
 from privagrad.torch.processes import Processes
@@ -44,13 +47,41 @@ def rows_of(loader: DataLoader[Any]) -> int:
 
 
 def _repeats_rows(data: Any) -> bool:
+    """Whether a nest of Subset and ConcatDataset holds a row of a data set beneath it twice."""
+    if not isinstance(data, Subset | ConcatDataset):
+        return False
+    found: dict[Hashable, list[NDArray[np.int64]]] = {}
+    for own, rows in _rows_beneath(data, np.arange(len(data))):
+        found.setdefault(own, []).append(rows)
+    every = map(np.concatenate, found.values())
+    return any(len(np.unique(rows)) < len(rows) for rows in every)
+
+
+def _rows_beneath(
+    data: Any, rows: NDArray[np.int64]
+) -> Iterator[tuple[Hashable, NDArray[np.int64]]]:
+    """The data sets that rows of a nest come from, and which rows of each these are."""
+    # Rows may be counted from the end.
+    rows = np.where(rows < 0, rows + len(data), rows) if hasattr(data, "__len__") else rows
     if isinstance(data, Subset):
-        different = len({int(row) for row in data.indices})
-        return different < len(data.indices) or _repeats_rows(data.dataset)
-    if isinstance(data, ConcatDataset):
-        different = len({id(part) for part in data.datasets})
-        return different < len(data.datasets) or any(map(_repeats_rows, data.datasets))
-    return False
+        yield from _rows_beneath(data.dataset, _integers(data.indices)[rows])
+    elif isinstance(data, ConcatDataset):
+        start = 0
+        for part, end in zip(data.datasets, data.cumulative_sizes, strict=True):
+            yield from _rows_beneath(part, rows[(rows >= start) & (rows < end)] - start)
+            start = end
+    elif isinstance(data, TensorDataset):
+        # Two data sets of the same tensors hold the same rows.
+        yield tuple((t.data_ptr(), t.stride()) for t in data.tensors), rows
+    else:
+        yield id(data), rows
+
+
+def _integers(indices: Any) -> NDArray[np.int64]:
+    found = np.asarray(indices)
+    if np.issubdtype(found.dtype, np.integer):
+        return found.astype(np.int64)
+    return np.array([int(row) for row in indices], dtype=np.int64)
 
 
 def sampler_of(loader: DataLoader[Any]) -> Any:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import random
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from statistics import NormalDist
 from typing import Any
 
 import numpy as np
@@ -23,6 +25,7 @@ GENERATORS = frozenset(
 """Functions that return random numbers."""
 
 _CONSTANT = 0.5
+_CONSTANT_WORDS = 512
 _DROPOUT_OF_ATTENTION = 10
 
 
@@ -52,18 +55,21 @@ class Deterministic(TorchFunctionMode):
     """Random functions return the same for every example, whatever else is in the batch.
 
     Dropout keeps everything, random numbers are constants, permutations move everything by one.
-    Single numbers are those of another pass, if `drawn` has them; `inside` tells whether a call is
-    made inside of a layer.
+    The constants are what is drawn where a uniform number is `level`. Single numbers are those of
+    another pass, if `drawn` has them; `inside` tells whether a call is made inside of a layer.
     """
 
     used = False
 
     def __init__(
-        self, drawn: Drawn | None = None, inside: Callable[[], bool] = lambda: False
+        self,
+        drawn: Drawn | None = None,
+        inside: Callable[[], bool] = lambda: False,
+        level: float = _CONSTANT,
     ) -> None:
         super().__init__()
         self._numbers = iter(drawn.numbers if drawn else [])
-        self._inside = inside
+        self._inside, self._level = inside, level
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -71,6 +77,8 @@ class Deterministic(TorchFunctionMode):
         if (replaced := _REPLACED.get(name)) is None:
             return func(*args, **kwargs)
         self.used = True
+        if name in GENERATORS and self._level != _CONSTANT:
+            return _at_level(self._level, func, args, kwargs)
         result = replaced(func, args, kwargs)
         if name in GENERATORS and not self._inside():
             number = next(self._numbers, None)
@@ -88,6 +96,30 @@ def _constant(func: Any, args: Any, kwargs: Any) -> Any:
     drawn = func(*args, **kwargs)
     with torch.no_grad():
         return drawn.fill_(_CONSTANT) if drawn.is_floating_point() else drawn.fill_(1)
+
+
+def _at_level(level: float, func: Any, args: Any, kwargs: Any) -> Any:
+    """What a function draws, up to its scale, where a uniform number is `level`."""
+    drawn, name = func(*args, **kwargs), func.__name__
+    value = level
+    if name.startswith("bernoulli"):
+        value = float(level < 0.5)
+    elif name in ("randn", "randn_like", "normal", "normal_"):
+        value = NormalDist().inv_cdf(level)
+    elif name == "uniform_" or not drawn.is_floating_point():
+        low, high = _range(args, kwargs) or (0, 1 if drawn.is_floating_point() else 2)
+        value = low + level * (high - low)
+    with torch.no_grad():
+        return drawn.fill_(value if drawn.is_floating_point() else math.floor(value))
+
+
+def _range(args: Any, kwargs: Any) -> tuple[float, float] | None:
+    """What uniform numbers are drawn between: (high), (low, high), or by keyword."""
+    given = [x for x in args if isinstance(x, int | float)]
+    given += [kwargs[k] for k in ("low", "from", "high", "to") if kwargs.get(k) is not None]
+    if not given:
+        return None
+    return (0, given[0]) if len(given) == 1 else (given[0], given[1])
 
 
 def _by_one(func: Any, args: Any, kwargs: Any) -> Any:
@@ -213,6 +245,46 @@ _SEEDED_TORCH = torch.Generator().manual_seed(0).get_state()
 
 def _same_states(a: tuple[Any, Any], b: tuple[Any, Any]) -> bool:
     return a[0] == b[0] and a[1][2] == b[1][2] and np.array_equal(a[1][1], b[1][1])
+
+
+@contextmanager
+def every_draw_at(level: float, tail: int) -> Iterator[Aftermath]:
+    """A run in which uniform random numbers are `level`; within `random_state_kept`.
+
+    Python's and NumPy's global generators are constant for their first numbers only, and go on
+    with random ones of the seed `tail`: loops that reject numbers must end.
+    """
+    rest = random.Random(tail).getstate()[1][_CONSTANT_WORDS:-1]
+    words = (_word(level),) * _CONSTANT_WORDS + rest
+    of_python, key = (3, (*words, 0), None), np.array(words, dtype=np.uint32)
+    random.setstate(of_python)
+    np.random.set_state(("MT19937", key, 0, 0, 0.0))  # noqa: NPY002
+    of_torch = torch.default_generator.manual_seed(tail).get_state()
+    aftermath, mode = Aftermath(), Deterministic(level=level)
+    with mode:
+        yield aftermath
+    of_numpy: Any = np.random.get_state()  # noqa: NPY002
+    aftermath.random = (
+        mode.used
+        or random.getstate() != of_python
+        or of_numpy[2] != 0
+        or not np.array_equal(of_numpy[1], key)
+        or not torch.equal(torch.default_generator.get_state(), of_torch)
+    )
+
+
+def _word(level: float) -> int:
+    """The state of a Mersenne Twister whose output is floor(2³² level): its tempering undone."""
+    y = math.floor(level * 2**32)
+    y ^= y >> 18
+    y ^= (y << 15) & 0xEFC60000
+    x = y
+    for _ in range(4):
+        x = y ^ ((x << 7) & 0x9D2C5680)
+    y = x
+    for _ in range(2):
+        x = y ^ (x >> 11)
+    return x & 0xFFFFFFFF
 
 
 @contextmanager
