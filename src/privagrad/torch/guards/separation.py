@@ -23,7 +23,7 @@ from privagrad.torch.guards.trace import (
     row_layouts,
     run_again,
 )
-from privagrad.torch.layout import Layout, same
+from privagrad.torch.layout import ROUNDING, Layout, magnitudes, same
 
 EXAMPLES = 4
 _CHANGES = (0.0, 1.0, 10.0)
@@ -235,14 +235,18 @@ def _with_missing(leaf: Leaf, view: Replay) -> Tensor:
 
 
 def _differ(before: Tensor, after: Tensor, kept: Sequence[bool]) -> bool:
+    """Whether rows of kept examples differ, each coordinate in units of its own."""
     layouts = list(row_layouts(before.shape, len(kept)))
     if not layouts:
         return not same(before, after)
     rows = torch.tensor(kept)
-    return not any(
-        same(layout.split(before, len(kept))[rows], layout.split(after, len(kept))[rows])
-        for layout in layouts
-    )
+    for layout in layouts:
+        a, b = (layout.split(value, len(kept)) for value in (before, after))
+        measured = a.is_floating_point() and a.numel()
+        scale = magnitudes(a).amax(0).expand_as(a[rows]) if measured else None
+        if same(a[rows], b[rows], ROUNDING, scale):
+            return False
+    return True
 
 
 def _changed(leaf: Leaf, rows: Tensor, kept: Sequence[bool], strange: float | None) -> Tensor:
