@@ -15,13 +15,14 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
 from torch.optim.swa_utils import AveragedModel
-from torch.utils.data import default_collate
+from torch.utils.data import DataLoader, Dataset, default_collate
 
-from privagrad.torch import PerExampleLoss, public
+from privagrad.torch import PerExampleLoss, PrivacyEngine, public
 from tests.torch.fuzz_modules import Apply
 from tests.torch.fuzz_runs import Training, verdict
-from tests.torch.small import private, table
+from tests.torch.small import private, sgd, table
 
 Memory = dict[str, Any]
 Own = Callable[[Any, Any, Memory], Tensor]
@@ -511,6 +512,102 @@ def test_sizes_of_the_batch_may_change_after_numbers_were_read() -> None:
         loss.item()
         loss.backward()
         run.optimizer.step()
+
+
+LENGTHS = [40, *(2 + number % 5 for number in range(1, 64))]
+
+
+class Sentences(Dataset[Any]):
+    """Rows of different lengths, one of them much longer than all others."""
+
+    def __len__(self) -> int:
+        return 64
+
+    def __getitem__(self, number: int) -> Any:
+        generator = torch.Generator().manual_seed(number)
+        words = torch.randn(LENGTHS[number], 5, generator=generator)
+        return words, words.sum(1), Y[number]
+
+
+def _padded(rows: list[Any]) -> Any:
+    words, sums = (pad_sequence([row[k] for row in rows], True) for k in (0, 1))
+    mask = pad_sequence([torch.ones(len(row[0])) for row in rows], True)
+    return words, sums, mask, torch.stack([row[2] for row in rows])
+
+
+class Reader(nn.Module):
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.how = how
+        self.words, self.lstm = nn.Linear(5, 4), nn.LSTM(5, 4, batch_first=True)
+        self.convolution = nn.Conv1d(5, 4, 2)
+        self.out = nn.Linear(4, 1 if how == "tokens" else 3)
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        weights = mask[..., None]
+        h = {
+            "mean": lambda: self.words(x).tanh().mean(1),
+            "last": lambda: self.lstm(x)[0][:, -1],
+            "maximum": lambda: self.convolution(x.transpose(1, 2)).amax(2),
+            "masked mean": lambda: (self.words(x).tanh() * weights).sum(1) / weights.sum(1),
+            "own last": lambda: self.lstm(x)[0][torch.arange(len(x)), mask.sum(1).long() - 1],
+            "tokens": lambda: self.words(x).tanh(),
+        }[self.how]()
+        y: Tensor = self.out(h)
+        return y[..., 0] if self.how == "tokens" else y
+
+
+def own_mean(out: Tensor, sums: Tensor, mask: Tensor) -> Tensor:
+    return (((out - sums).square() * mask).sum(1) / mask.sum(1)).mean()
+
+
+def whole_mean(out: Tensor, sums: Tensor, mask: Tensor) -> Tensor:
+    return F.mse_loss(out * mask, sums * mask)
+
+
+PADDED: dict[str, tuple[str, Any, bool]] = {
+    "mean of all": ("mean", None, False),
+    "last state": ("last", None, False),
+    "maximum": ("maximum", None, False),
+    "mean over the length of the batch": ("tokens", whole_mean, False),
+    "the same in a criterion": ("tokens", PerExampleLoss(whole_mean), False),
+    "masked mean": ("masked mean", None, True),
+    "state at its own end": ("own last", None, True),
+    "mean over its own length": ("tokens", own_mean, True),
+    "its own length in a criterion": ("tokens", PerExampleLoss(own_mean), True),
+}
+
+
+@pytest.mark.parametrize("first", [0, 32], ids=["at once", "later"])
+@pytest.mark.parametrize("name", PADDED)
+def test_padding_changes_nothing_or_is_refused(name: str, first: int) -> None:
+    how, loss, sound = PADDED[name]
+    torch.manual_seed(0)
+    module = Reader(how)
+    if how != "tokens":
+        unused = {"words": module.words, "lstm": module.lstm, "convolution": module.convolution}
+        used = {"mean": "words", "masked mean": "words", "maximum": "convolution"}.get(how, "lstm")
+        for other in unused.keys() - {used}:
+            unused[other].requires_grad_(False)
+    loader = DataLoader(Sentences(), sampler=[*range(first, 64), *range(first)], batch_size=16,
+                        collate_fn=_padded)  # fmt: skip
+    private_module, optimizer, loader = PrivacyEngine().make_private(
+        module=module, optimizer=sgd([p for p in module.parameters() if p.requires_grad]),
+        data_loader=loader, noise_multiplier=0.0, max_grad_norm=1.0, poisson_sampling=False,
+    )  # fmt: skip
+
+    def epoch() -> None:
+        for words, sums, mask, y in loader:
+            optimizer.zero_grad()
+            out = private_module(words, mask)
+            (F.cross_entropy(out, y) if loss is None else loss(out, sums, mask)).backward()
+            optimizer.step()
+
+    if sound:
+        epoch()
+    else:
+        with pytest.raises(RuntimeError, match="padded to"):
+            epoch()
 
 
 def _mixup(rows: list[Any]) -> Any:

@@ -21,7 +21,7 @@ from torch.utils.data import (
 from privagrad import _validate
 from privagrad.sampling import poisson_batches
 from privagrad.torch.charging import Draws, Part
-from privagrad.torch.guards.collation import Alone, cut_from, refuse_mixing
+from privagrad.torch.guards.collation import Alone, cut_from, refuse_mixing, size_of
 from privagrad.torch.guards.structure import map_tensors, tensors_of
 from privagrad.torch.guards.verification import UnverifiedError
 from privagrad.torch.processes import Processes
@@ -210,21 +210,25 @@ class CollateAny:
         self.collate, self.dataset = collate, dataset
         self.verify = verify and collate is not default_collate
         self.batches = 0
+        self._padding_seen = False
 
     def __call__(self, rows: list[Any]) -> Collated:
         if not rows:
             template = self.collate([RowByRow(self.dataset)[0]])
             return Collated(map_tensors(lambda t: t[:0] if t.dim() else t, template), {})
         alone = refuse_mixing(self.collate, rows) if self._is_due(rows) else {}
+        self._padding_seen |= bool(alone)
         batch = self.collate(rows)
         return Collated(batch, cut_from(batch, alone, len(rows)) if alone else {})
 
     def _is_due(self, rows: list[Any]) -> bool:
-        """At batches 1, 2, 4, 8, ..."""
+        """At batches 1, 2, 4, 8, ..., and where rows of different lengths are new."""
         if not self.verify or len(rows) < 2:
             return False
         self.batches += 1
-        return not self.batches & (self.batches - 1)
+        if not self.batches & (self.batches - 1):
+            return True
+        return not self._padding_seen and len(set(map(size_of, rows))) > 1
 
 
 class BatchMemoryManager:

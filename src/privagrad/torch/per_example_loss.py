@@ -11,10 +11,12 @@ from torch.func import vmap
 from torch.overrides import TorchFunctionMode
 
 from privagrad import _validate
+from privagrad.torch.guards.padding import padded_examples, same_gradient, unpadded
+from privagrad.torch.guards.separation import BROKEN
 from privagrad.torch.guards.structure import map_tensors, tensors_of
 from privagrad.torch.guards.trace import Output, history
 from privagrad.torch.guards.traced import TracedTensor, untraced
-from privagrad.torch.guards.verification import UnverifiedError
+from privagrad.torch.guards.verification import UnverifiedError, padding_matters
 
 
 class _OwnRowsOnly(TorchFunctionMode):
@@ -90,6 +92,8 @@ class PerExampleLoss(nn.Module):
                     f"Expected outputs of {examples.pop()} examples, found {count} rows. Give "
                     "PerExampleLoss the outputs as the module returned them, not flattened."
                 )
+            if guard is not None and guard.verify:
+                self._refuse_padding(values, plain, padded_examples(leaves), count)
             losses = self._losses(plain, tensors, count)
             loss = losses.sum()
             if self.reduction == "mean":
@@ -106,6 +110,29 @@ class PerExampleLoss(nn.Module):
                 "number. Public numbers belong into the criterion itself."
             )
         return tensor.shape[self._axis(tensor)]
+
+    def _refuse_padding(self, values: Any, plain: Any, examples: list[int], count: int) -> None:
+        """Refuse a criterion that changes with the length that the batch is padded to."""
+        traced = tensors_of(values)
+        for example in examples:
+            single = [t.narrow(self._axis(t), example, 1).detach() for t in tensors_of(plain)]
+            try:
+                own = self._gradients(plain, unpadded(traced, single, count, example))
+                padded = self._gradients(plain, single)
+            except BROKEN as error:
+                raise padding_matters("the loss") from error
+            if not all(map(same_gradient, padded, own)):
+                raise padding_matters("the loss")
+
+    def _gradients(self, values: Any, rows: list[Tensor]) -> list[Tensor]:
+        """Of the loss of one example, in its rows of the values that need one."""
+        needed = [t.requires_grad for t in tensors_of(values)]
+        roots = [t.detach().requires_grad_(need) for t, need in zip(rows, needed, strict=True)]
+        given = iter(roots)
+        with torch.enable_grad():
+            loss = self.criterion(*map_tensors(lambda _: next(given), values))
+            wanted = [t for t in roots if t.requires_grad]
+            return list(torch.autograd.grad(loss, wanted, materialize_grads=True))
 
     def _losses(self, values: Any, tensors: list[Tensor], count: int) -> Tensor:
         """The loss of each example."""

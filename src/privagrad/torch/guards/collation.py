@@ -118,12 +118,12 @@ def _mixing() -> ValueError:
 
 def _looked_at(rows: list[Any]) -> list[int]:
     """Places of some random rows, and of one that holds least, which is padded if any is."""
-    sizes = list(map(_size, rows))
+    sizes = list(map(size_of, rows))
     places = random.SystemRandom().sample(range(len(rows)), min(_LOOKED_AT, len(rows)))
     return list(dict.fromkeys([sizes.index(min(sizes)), *places]))
 
 
-def _size(row: Any) -> int:
+def size_of(row: Any) -> int:
     """How much a row holds, as far as that can be seen before it is collated."""
     if isinstance(row, Tensor):
         return row.numel()
@@ -132,9 +132,9 @@ def _size(row: Any) -> int:
     if isinstance(row, str | bytes):
         return len(row)
     if isinstance(row, Mapping):
-        return sum(map(_size, row.values()))
+        return sum(map(size_of, row.values()))
     if isinstance(row, list | tuple):
-        return len(row) if row and isinstance(row[0], int | float) else sum(map(_size, row))
+        return len(row) if row and isinstance(row[0], int | float) else sum(map(size_of, row))
     return sum(tensor.numel() for tensor in tensors_of(row)) or 1
 
 

@@ -42,23 +42,29 @@ def unpadded_rows(leaf: Leaf, view: Replay) -> Tensor:
     return view.shortened(leaf.rows([example]))
 
 
+def unpadded(values: Sequence[Any], single: Sequence[Any], count: int, example: int) -> list[Any]:
+    """`values` of a batch for one example, computed from its rows without padding.
+
+    `single` are the same for this example with padding, for those that are not of the batch.
+    """
+    histories = [history(node_of(value)) for value in values]
+    leaves = [step for steps in histories for step in steps if isinstance(step, Leaf)]
+    view = without_padding(leaves, example, Replay(count, [example]))
+    own: list[Any] = []
+    for steps, alone in zip(histories, single, strict=True):
+        if steps:
+            rows = {id(f): unpadded_rows(f, view) for f in steps if isinstance(f, Leaf)}
+            own.append(run_again(steps, rows, view))
+        else:
+            own.append(view.shortened(alone) if isinstance(alone, Tensor) else alone)
+    return own
+
+
 def unpadded_inputs(inputs: Any, axes: Sequence[int | None], count: int, example: int) -> Any:
     """The inputs of a module for one example, computed from its rows without padding."""
     given, structure = input_leaves(inputs)
-    steps = [step for tensor in given for step in history(node_of(tensor))]
-    leaves = [step for step in steps if isinstance(step, Leaf)]
-    view = without_padding(leaves, example, Replay(count, [example]))
     single = input_leaves(take(untraced(inputs), axes, [example]))[0]
-    own = []
-    for tensor, alone in zip(given, single, strict=True):
-        node = node_of(tensor)
-        if node is None:
-            own.append(view.shortened(alone) if isinstance(alone, Tensor) else alone)
-        else:
-            mine = history(node)
-            values = {id(f): unpadded_rows(f, view) for f in mine if isinstance(f, Leaf)}
-            own.append(run_again(mine, values, view))
-    return tree_unflatten(own, structure)
+    return tree_unflatten(unpadded(given, single, count, example), structure)
 
 
 def same_but_for_padding(padded: Tensor, own: Tensor) -> bool:
