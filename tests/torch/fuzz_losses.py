@@ -326,8 +326,10 @@ MIXING: dict[str, Program] = {
     "cached gradients": _cached,
 }  # fmt: skip
 
-OF_KNOWN_ROWS = frozenset({"normalised weights by copy"})
-"""Nobody can see how weights were computed that did not come from the data loader."""
+OF_KNOWN_ROWS = frozenset(
+    {"normalised weights by copy", "mean over a number", "mean over a computed number"}
+)
+"""Nobody can see how numbers were computed from rows that did not come from the data loader."""
 
 LEAVING = frozenset(
     {

@@ -56,6 +56,7 @@ class Training:
     tolerance: float = CLOSE
     collate: Callable[[list[Any]], Any] | None = None
     told: str = ""
+    refusal: Exception | None = None
 
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
         """How Hypothesis shows it."""
@@ -184,6 +185,7 @@ def verdict(training: Training, compared: bool = True) -> str:
         warnings.simplefilter("ignore")
         radius = _tried(lambda: middle(training)) or 1.0
         found = through_the_engine(training, radius)
+        training.refusal = found.refusal
         ended = "accepted" if found.refusal is None else _ended(training, found)
         if compared:
             for number, gradients in enumerate(found.gradients):

@@ -162,7 +162,7 @@ def test_any_loss_is_computed_exactly_or_refused(training: Training) -> None:
 def test_ordinary_trainings_are_accepted(training: Training) -> None:
     found = verdict(training)
     COUNTS["ordinary, " + found] += 1
-    assert found != "refused"
+    assert found != "refused", training.refusal
 
 
 @fuzzed(20)
@@ -171,4 +171,4 @@ def test_random_layers_are_accepted(training: Training) -> None:
     """Their gradients are of numbers that were drawn, and are not compared."""
     found = verdict(training, compared=False)
     COUNTS["random, " + found] += 1
-    assert found != "refused"
+    assert found != "refused", training.refusal

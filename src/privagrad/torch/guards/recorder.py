@@ -107,14 +107,15 @@ class Recorder(TorchFunctionMode):
         target = given[0] if given else None
         if not isinstance(target, Tensor) or id(target) in self.public:
             return
-        if _packs(3):
+        if caller := _packing(3):
             # Sorted by length and back: layers of packed sequences know of it.
-            if name == "index_select":
-                self._sorted = self._sorted or not self._is_own(given[2])
+            if name == "index_select" and caller == "pack_padded_sequence":
+                self._sorted = not self._is_own(given[2])
             elif name == "_pack_padded_sequence":
                 lengths = given[1].tolist()
                 if self._sorted or len(set(lengths)) > 1:
                     self.packed.add(sum(lengths))
+                self._sorted = False
         elif name in ("__getitem__", "__setitem__"):
             # A number written where a mask says stays in its row.
             if name == "__getitem__" or isinstance(given[2], Tensor):
@@ -159,7 +160,8 @@ class Recorder(TorchFunctionMode):
         )
 
     def _refuse_packed(self, module: nn.Module, given: Any) -> None:
-        for value in given:
+        # Masks and the like come later.
+        for value in given[:1]:
             if isinstance(value, Tensor) and value.dim() and value.shape[0] in self.packed:
                 raise ValueError(
                     f"Expected the examples in a dimension of the input of "
@@ -169,9 +171,11 @@ class Recorder(TorchFunctionMode):
                 )
 
 
-def _packs(depth: int) -> bool:
-    """Whether PyTorch itself is packing or padding sequences, in the frame that far up."""
-    return bool(sys._getframe(depth).f_globals.get("__name__") == "torch.nn.utils.rnn")
+def _packing(depth: int) -> str:
+    """The function of PyTorch that packs or pads sequences in the frame that far up, if any."""
+    frame = sys._getframe(depth)
+    packs = frame.f_globals.get("__name__") == "torch.nn.utils.rnn"
+    return frame.f_code.co_name if packs else ""
 
 
 def _is_mask(part: Any) -> bool:
