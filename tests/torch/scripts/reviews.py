@@ -9,6 +9,8 @@ from opacus.utils.batch_memory_manager import BatchMemoryManager
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import DataLoader
 
+MOST_WORDS = 26
+
 
 class SampleNet(nn.Module):
     def __init__(self, vocab_size):
@@ -30,7 +32,9 @@ def binary_accuracy(preds, y):
 
 
 def padded_collate(batch):
+    # To one length: the mean over words would else depend on the longest text of the batch.
     sequences = pad_sequence([text for text, _ in batch], batch_first=True)
+    sequences = nn.functional.pad(sequences, (0, MOST_WORDS - sequences.shape[1]))
     labels = torch.stack([label for _, label in batch])
     return sequences, labels
 
