@@ -31,7 +31,7 @@ from privagrad.torch import BatchMemoryManager, PrivacyEngine
 from privagrad.torch.guards.collation import refuse_mixing
 from privagrad.torch.guards.determinism import random_state_kept
 from privagrad.torch.guards.structure import map_tensors, tensors_of
-from privagrad.torch.guards.verification import UnverifiedError
+from privagrad.torch.guards.refusals import UnverifiedError
 from privagrad.torch.loaders import CollateAny, PrivateLoader
 from privagrad.torch.samplers import rows_of
 from tests.torch.small import Run, sgd, table

@@ -20,7 +20,7 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 from torch.utils.data import DataLoader, TensorDataset
 
 from privagrad.torch import PerExampleLoss, PrivacyEngine
-from privagrad.torch.guards.verification import UnverifiedError
+from privagrad.torch.guards.refusals import UnverifiedError
 from privagrad.torch.scales import Scale
 from privagrad.torch.uses import Outer
 from tests.torch.reference import assert_same, engine_sum, looped, squared

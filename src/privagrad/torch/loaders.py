@@ -22,8 +22,8 @@ from privagrad import _validate
 from privagrad.sampling import poisson_batches
 from privagrad.torch.charging import Draws, Part
 from privagrad.torch.guards.collation import Alone, cut_from, refuse_mixing, size_of
+from privagrad.torch.guards.refusals import UnverifiedError
 from privagrad.torch.guards.structure import map_tensors, tensors_of
-from privagrad.torch.guards.verification import UnverifiedError
 from privagrad.torch.processes import Processes
 
 

@@ -11,13 +11,13 @@ from torch import Tensor, nn
 
 from privagrad.torch.guards.determinism import Drawn, generator_states
 from privagrad.torch.guards.loss import LossGuard
+from privagrad.torch.guards.observed import Layouts
 from privagrad.torch.guards.recorder import Recorder, public_tensors
+from privagrad.torch.guards.refusals import UnverifiedError
 from privagrad.torch.guards.structure import tensors_of
 from privagrad.torch.guards.traced import node_of, untraced
 from privagrad.torch.guards.verification import (
-    Layouts,
     ModuleGuard,
-    UnverifiedError,
     refuse_changes,
     versions,
 )
@@ -68,7 +68,7 @@ class PrivateModule(nn.Module):
             return self._module(*args, **kwargs)
         if not (self.training and torch.is_grad_enabled()):
             outputs = self._module(*untraced(args), **untraced(kwargs))
-            return self.loss_guard.side_outputs((args, kwargs), outputs, tape.batch_first)
+            return self.loss_guard.check_side_pass((args, kwargs), outputs, tape.batch_first)
         self._refuse_changes()
         self.loss_guard.check_state(self._module)
         _refuse_autocast((args, kwargs))

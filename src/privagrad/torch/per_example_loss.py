@@ -12,11 +12,10 @@ from torch.overrides import TorchFunctionMode
 
 from privagrad import _validate
 from privagrad.torch.guards.padding import padded_examples, same_gradient, unpadded
-from privagrad.torch.guards.separation import BROKEN
+from privagrad.torch.guards.refusals import BROKEN, UnverifiedError, padding_matters
 from privagrad.torch.guards.structure import map_tensors, tensors_of
 from privagrad.torch.guards.trace import Output, history
 from privagrad.torch.guards.traced import TracedTensor, untraced
-from privagrad.torch.guards.verification import UnverifiedError, padding_matters
 
 
 class _OwnRowsOnly(TorchFunctionMode):

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import itertools
 import random
-import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -24,17 +23,17 @@ from privagrad.torch.guards.determinism import (
     Deterministic,
     random_state_kept,
 )
+from privagrad.torch.guards.following import Following
 from privagrad.torch.guards.means import mean_of_own_means
 from privagrad.torch.guards.numbers import BatchFloat, BatchInteger, PublicNumber
-from privagrad.torch.guards.owners import owners_of
 from privagrad.torch.guards.padding import (
     padded_examples,
     same_gradient,
     unpadded_rows,
     without_padding,
 )
+from privagrad.torch.guards.refusals import BROKEN, UnverifiedError, padding_matters
 from privagrad.torch.guards.separation import (
-    BROKEN,
     EXAMPLES,
     alone_gradients,
     close_gradients,
@@ -43,13 +42,12 @@ from privagrad.torch.guards.separation import (
     gradients_of,
     mixing_in,
 )
-from privagrad.torch.guards.structure import map_tensors, tensors_of
+from privagrad.torch.guards.structure import tensors_of
 from privagrad.torch.guards.trace import (
     SHAPES,
     FromBatch,
     Leaf,
     Output,
-    Owners,
     Replay,
     SeparateLoss,
     TraceNode,
@@ -58,14 +56,11 @@ from privagrad.torch.guards.trace import (
     example_sizes,
     history,
     keeps_rows,
-    row_layouts,
-    rows_stay_whole,
     signature,
 )
 from privagrad.torch.guards.traced import TracedTensor, node_of
-from privagrad.torch.guards.verification import UnverifiedError, padding_matters
-from privagrad.torch.layout import Layout, count_examples
-from privagrad.torch.tape import ForwardPass, Tape
+from privagrad.torch.layout import count_examples
+from privagrad.torch.tape import Tape
 
 _USUAL = (0, 1, -1, 2, -100)
 _ADVICE = (
@@ -74,159 +69,21 @@ _ADVICE = (
 )
 
 
-class LossGuard:
+class LossGuard(Following):
     """Follows the batch and the outputs of one private module to the loss."""
 
     def __init__(self, tape: Tape, verify: bool = True, reduction: str = "mean") -> None:
-        self.tape, self.verify, self.reduction = tape, verify, reduction
+        super().__init__(verify)
+        self.tape, self.reduction = tape, reduction
         self.checks = 0
         self._losses: dict[int, int] = {}
         self._constants: dict[int, dict[Any, None]] = {}
-        self._rows_read = self._reads = self._ever_read = False
-        self._of_outputs: list[TraceNode] = []
-        self._of_batch: list[TraceNode] = []
-        self._numbers: dict[float, TraceNode] = {}
-        self._lost: list[weakref.ref[Tensor]] = []
-        self._owners: dict[tuple[int, int], Owners] = {}
         self._batch_is_known = False
-        self._number = 0
-        self._batch_of_inputs: int | None = None
         self._scales: dict[tuple[int, float], int] = {}
         self.other_batch: Callable[[], None] = lambda: None
 
     def __deepcopy__(self, memo: Any) -> LossGuard:
         return LossGuard(Tape({}), False)
-
-    def batch(self, batch: Any, count: int, alone: dict[int, list[Tensor]] | None = None) -> Any:
-        """The tensors of a batch of `count` examples, traced.
-
-        `alone` are those of some examples that are padded, by their places, collated alone.
-        """
-        for node in self._of_batch:
-            node.forget()
-        self._of_batch.clear()
-        self._numbers.clear()
-        self._rows_read = self._reads = False
-        self._number += 1
-        number = self._number
-        if not self.verify:
-            return batch
-        places = itertools.count()
-
-        def traced(tensor: Tensor) -> Tensor:
-            layout = next(row_layouts(tensor.shape, count), None) if count else Layout(0)
-            node, place = FromBatch(tensor, count, layout, number), next(places)
-            node.unpadded = {e: own[place].to(tensor) for e, own in (alone or {}).items()}
-            return TracedTensor.of(tensor, node, self)
-
-        return map_tensors(traced, batch)
-
-    def outputs(
-        self, outputs: Any, current: ForwardPass, alone: dict[int, list[Tensor]] | None = None
-    ) -> Any:
-        """The module's outputs, traced; `alone` are those of some examples without padding."""
-        places = itertools.count()
-        losses = [loss for loss, _ in current.losses]
-
-        def traced(tensor: Tensor) -> Tensor:
-            place = next(places)
-            values = tensor.detach()
-            if any(tensor is loss for loss in losses):
-                node: Leaf = SeparateLoss(values, current.count)
-            else:
-                layout = current.layouts.get(("output", place), Layout(0))
-                if tensor.dim() == 0 or (layout and not _fits(tensor, layout, current.count)):
-                    layout = None
-                node = Output(values, current.count, layout, tensor.requires_grad)
-                node.batch = self._batch_of_inputs
-                node.unpadded = {e: own[place] for e, own in (alone or {}).items()}
-                if tensor.requires_grad:
-                    tensor = _Receipt.apply(tensor, node)
-            return TracedTensor.of(tensor, node, self)
-
-        return map_tensors(traced, outputs)
-
-    def side_outputs(self, inputs: Any, outputs: Any, batch_first: bool) -> Any:
-        """Outputs of a pass that is not trained on, which hold something of the batch as well."""
-        known = [t for t in tensors_of(inputs) if isinstance(t, TracedTensor)]
-        if not known or not self.verify:
-            return outputs
-        self.check_rows(known)
-        count = count_examples(inputs, batch_first)
-
-        def traced(tensor: Tensor) -> Tensor:
-            layout = next(row_layouts(tensor.shape, count), None) if count else Layout(0)
-            return TracedTensor.of(tensor, FromBatch(tensor, count, layout, self._number), self)
-
-        return map_tensors(traced, outputs)
-
-    def separate_loss(self, loss: Tensor, count: int) -> Tensor:
-        """A loss that was computed example by example, traced."""
-        return TracedTensor.of(loss, SeparateLoss(loss.detach(), count), self)
-
-    def node(self, made: Any, place: int, written: bool, graded: bool) -> TraceNode:
-        """A new node, which lives as long as the batch it was computed from."""
-        node = TraceNode(made, place, written, graded)
-        node.after_read = self._reads
-        if any(source.stale for source in node.sources):
-            node.forget()
-        else:
-            (self._of_outputs if node.of_outputs else self._of_batch).append(node)
-        return node
-
-    def escaped(self, number: Any, node: TraceNode | None) -> None:
-        """A number of the batch that Python knows now."""
-        self.read(node)
-        if isinstance(number, int | float) and not isinstance(number, bool) and node is not None:
-            self._numbers[float(number)] = node
-
-    def read(self, node: TraceNode | None) -> None:
-        """Numbers computed from the batch have gone where they cannot be followed.
-
-        Rows that are looked at as they were drawn may come back as inputs of the module.
-        """
-        self._rows_read = True
-        self._reads = self._reads or not isinstance(node, Leaf)
-        self._ever_read = self._ever_read or self._reads
-
-    def lost(self, tensor: Tensor) -> None:
-        """A tensor into which something of the batch was written."""
-        self._lost = [old for old in self._lost if old() is not None]
-        self._lost.append(weakref.ref(tensor))
-
-    def changed_elsewhere(self) -> TraceNode:
-        """What a tensor holds that was changed in place through another view of its memory."""
-        node = self.node((), 0, False, True)
-        node.forget()
-        return node
-
-    def step_done(self) -> None:
-        """A step has been made: what was computed from its outputs is of an earlier model."""
-        for node in self._of_outputs:
-            node.forget()
-        self._of_outputs.clear()
-
-    def owners(self, node: TraceNode, table: Tensor) -> Owners | None:
-        """Of which example each row of `table` (rows, classes, ...) is; None if it is unclear."""
-        steps = history(node)
-        leaves = [step for step in steps if isinstance(step, Output)]
-        if len(leaves) != 1 or leaves[0].layout is None:
-            return None
-        leaf, layout = leaves[0], leaves[0].layout
-        if rows_stay_whole(node, table.shape):
-            numbers = layout.numbers(leaf.values.shape[:-1], leaf.count).reshape(-1)
-            return Owners(numbers.to(table.device), leaf.count)
-        # Masks change with the batch, and with them the rows.
-        fixed = not any(isinstance(s, FromBatch) for s in steps) and not any(
-            isinstance(c, Tensor) for s in steps for c in s.constants
-        )
-        key = (signature(steps, leaf.count), leaf.count)
-        if not fixed or key not in self._owners:
-            found = owners_of(steps, leaf)
-            if found is None:
-                return None
-            self._owners[key] = Owners(found, leaf.count)
-        return self._owners[key] if fixed else self._owners.pop(key)
 
     @contextmanager
     def backward_of(self, loss: TracedTensor) -> Iterator[None]:
@@ -306,7 +163,7 @@ class LossGuard:
                 if isinstance(value, list | tuple | dict):
                     held = any(isinstance(x, TracedTensor) for x in tree_leaves(value))
                 else:
-                    held = isinstance(value, TracedTensor) or self._was_written(value)
+                    held = isinstance(value, TracedTensor) or self.was_written(value)
                 if held:
                     raise UnverifiedError(
                         "Expected a module that holds nothing of the batches, found something "
@@ -314,8 +171,13 @@ class LossGuard:
                         "released with the module, unprotected. Give it to the module as an input."
                     )
 
-    def _was_written(self, value: Any) -> bool:
-        return isinstance(value, Tensor) and any(_same_memory(value, t()) for t in self._lost)
+    def check_side_pass(self, inputs: Any, outputs: Any, batch_first: bool) -> Any:
+        """Outputs of a pass that is not trained on, traced; its inputs must keep rows apart."""
+        known = [t for t in tensors_of(inputs) if isinstance(t, TracedTensor)]
+        if not known or not self.verify:
+            return outputs
+        self.check_rows(known)
+        return self.side_outputs(outputs, count_examples(inputs, batch_first))
 
     def check_rows(self, tensors: list[TracedTensor]) -> None:
         """Refuse values for a criterion whose rows hold something of other examples."""
@@ -440,7 +302,7 @@ class LossGuard:
                         "batches from the data loader that make_private returned, so that the "
                         f"engine can follow them, or make it a Python number. {_ADVICE}"
                     )
-                if self._was_written(constant):
+                if self.was_written(constant):
                     raise UnverifiedError(
                         "Expected tensors that are computed from the batch by functions, found one "
                         f"into which parts of it were written in place. {_ADVICE}"
@@ -552,33 +414,8 @@ class LossGuard:
                     self._refuse_moving_rows([source], f"a loss with the number {value}")
 
 
-class _Receipt(torch.autograd.Function):
-    """The identity, which keeps the gradient of an output where it is wanted."""
-
-    @staticmethod
-    def forward(ctx: Any, tensor: Tensor, node: Output) -> Tensor:
-        ctx.node = node
-        return tensor.detach()
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        if ctx.node.wanted:
-            ctx.node.received = gradient.detach()
-        return gradient, None
-
-
 def _received(leaf: Output) -> Tensor:
     return torch.zeros_like(leaf.values) if leaf.received is None else leaf.received
-
-
-def _same_memory(a: Tensor, b: Tensor | None) -> bool:
-    if b is None or not a.numel():
-        return False
-    return a.untyped_storage().data_ptr() == b.untyped_storage().data_ptr()
-
-
-def _fits(tensor: Tensor, layout: Layout, count: int) -> bool:
-    return tensor.dim() > layout.axis and (not count or tensor.shape[layout.axis] % count == 0)
 
 
 def _telling(value: Any) -> bool:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from privagrad.torch.guards.determinism import Deterministic, normals, random_state_kept, seed
+from privagrad.torch.guards.refusals import BROKEN
 from privagrad.torch.guards.trace import (
     Leaf,
     Output,
@@ -33,8 +34,6 @@ _STRANGE = (0, 1, -1, -100, 7, float("nan"))
 """Values that no batch may have had so far, such as marks of padding and of what is missing."""
 
 _GUESSES = 12
-BROKEN = (RuntimeError, IndexError, ValueError, AssertionError, TypeError, KeyError)
-"""What computing a value again for other examples may end in."""
 
 
 def constant_layouts(steps: list[TraceNode], count: int) -> list[dict[int, Layout]]:

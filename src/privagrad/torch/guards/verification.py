@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import math
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -16,9 +15,22 @@ from privagrad.torch.guards.determinism import (
     Aftermath,
     Drawn,
     attributes_kept,
-    normals,
     random_state_kept,
     undisturbed,
+)
+from privagrad.torch.guards.gradients import (
+    backward_from,
+    differences,
+    gradients_alone,
+    squares_of,
+)
+from privagrad.torch.guards.observed import (
+    Layouts,
+    Learned,
+    Observed,
+    match,
+    moving_calls,
+    refuse_difference,
 )
 from privagrad.torch.guards.padding import (
     padded_examples,
@@ -26,100 +38,31 @@ from privagrad.torch.guards.padding import (
     unpadded_inputs,
 )
 from privagrad.torch.guards.recorder import Recorder, public_tensors
+from privagrad.torch.guards.refusals import (
+    BROKEN,
+    UntriedError,
+    UnverifiedError,
+    padding_matters,
+    untried,
+)
 from privagrad.torch.guards.structure import tensors_of
 from privagrad.torch.guards.trace import history
 from privagrad.torch.guards.traced import node_of, untraced
 from privagrad.torch.layout import (
-    ROUNDING,
-    Layout,
     Mixed,
     ObservedTensor,
     input_leaves,
-    learned_layout,
-    mixed,
     possible_axes,
-    same,
     take,
     with_unusual,
 )
-from privagrad.torch.scales import Scale, accurate, as_matrix
 from privagrad.torch.tape import Tape
-from privagrad.torch.uses import Use
 
 EXAMPLES = 3
 """How many examples of a batch are verified."""
 
 UNUSUAL = (float("nan"), 1e4, -1.0, 0.0)
 """Values that a module may treat in another way: missing, huge, marked as missing."""
-
-_RELATIVE, _OF_ALL = 1e-3, 1e-5
-_COARSE = 100.0
-_BROKEN = (RuntimeError, IndexError, ValueError, AssertionError, TypeError, KeyError)
-
-Layouts = dict[object, Layout | None]
-
-
-class UnverifiedError(RuntimeError):
-    """What the engine computes for an example cannot be shown to be that example's gradient."""
-
-
-class UntriedError(UnverifiedError):
-    """A module that cannot be run on a few examples alone."""
-
-
-@dataclass
-class Observed:
-    """What a module does with some examples."""
-
-    observed: list[ObservedTensor]
-    written: dict[str, Tensor]
-    recorder: Recorder
-    random: bool
-    outside_torch: bool
-
-
-@dataclass(frozen=True)
-class Learned:
-    """Where a pass has its examples, and which of its calls may move them to other rows."""
-
-    layouts: Layouts
-    moving: frozenset[int]
-    alone: tuple[tuple[int, Observed], ...] = ()
-
-    @property
-    def random(self) -> bool:
-        return any(one.random for _, one in self.alone)
-
-    @property
-    def outside_torch(self) -> bool:
-        return any(one.outside_torch for _, one in self.alone)
-
-    def refuse_other_outputs(self, outputs: Any, count: int) -> None:
-        """Refuse a pass of the whole batch with other outputs for examples than those alone have.
-
-        Both must have been made without random numbers, or with the same.
-        """
-        for example, one in self.alone:
-            found = {o.key: o.tensor for o in one.observed}
-            for place, leaf in enumerate(tensors_of(outputs)):
-                layout = self.layouts.get(("output", place))
-                alone = found.get(("output", place))
-                if layout is None or alone is None:
-                    continue
-                own = layout.split(leaf.detach(), count)[example]
-                if not same(own.reshape(alone.shape), alone):
-                    raise mixed("the module's output")
-
-    def refuse_moved_rows(self, recorder: Recorder) -> None:
-        """Refuse a pass in which an index out of the data puts examples into other rows."""
-        for place in self.moving:
-            if place < len(recorder.moves) and not recorder.moves[place].in_place:
-                raise UnverifiedError(
-                    "Expected a module that keeps the examples in their rows, found that "
-                    f"{recorder.moves[place].name}() moves them by an index or a mask that depends "
-                    "on the data: its gradients could not be told apart by example. Mask rows "
-                    "instead of choosing them; for sequences say enforce_sorted=False."
-                )
 
 
 class ModuleGuard:
@@ -198,7 +141,7 @@ class ModuleGuard:
             try:
                 own = unpadded_inputs(inputs, self._axes or (), count, example)
                 found = self._deterministic(own, 1, layouts, drawn)
-            except _BROKEN as error:
+            except BROKEN as error:
                 raise padding_matters("the output") from error
             alone[example] = tensors_of(found)
             for place, (several, one) in enumerate(zip(padded, alone[example], strict=True)):
@@ -238,8 +181,8 @@ class ModuleGuard:
                 problem = error if not isinstance(problem, Mixed) else problem
             except UnverifiedError as error:
                 problem = problem or error
-            except _BROKEN as error:
-                problem = problem or _untried(error)
+            except BROKEN as error:
+                problem = problem or untried(error)
         if not self.verify:
             return Learned({}, frozenset())
         assert problem is not None
@@ -257,7 +200,7 @@ class ModuleGuard:
             found = Learned({}, frozenset())
         else:
             seen = tuple(zip(examples, alone, strict=True))
-            found = Learned(_match(whole, alone), _moving(whole, alone), seen)
+            found = Learned(match(whole, alone), moving_calls(whole, alone), seen)
         if self.verify:
             self._refuse_memory([whole, *alone])
             if thorough:
@@ -311,7 +254,7 @@ class ModuleGuard:
                 continue
             try:
                 alone[value] = self._observe(inputs, 1)
-            except _BROKEN:
+            except BROKEN:
                 continue
             self._refuse_memory([usual, alone[value]])
         if not layouts:
@@ -321,10 +264,10 @@ class ModuleGuard:
         for values in groups:
             try:
                 beside = self._observe(with_unusual(single, axes, values), len(values))
-            except _BROKEN:
+            except BROKEN:
                 continue
             for place, own in enumerate(values):
-                _refuse_difference(beside, alone[own], layouts, place)
+                refuse_difference(beside, alone[own], layouts, place)
             if len(values) == len(alone):
                 return
 
@@ -347,11 +290,11 @@ class ModuleGuard:
         with self._undisturbed(), torch.enable_grad():
             with self.tape.passing(count, layouts):
                 outputs = self.module(*together[0], **together[1])
-            weights = _backward(self.tape, outputs, count, layouts)
+            weights = backward_from(self.tape, outputs, count, layouts)
         if not any(weights):
             return
         _, uses = self.tape.collect()
-        squares = {name: _squares(own) for name, own in uses.items()}
+        squares = {name: squares_of(own) for name, own in uses.items()}
         self.tape.plain = True
         for position, inputs in enumerate(single):
             with self._undisturbed(), torch.enable_grad():
@@ -361,187 +304,14 @@ class ModuleGuard:
                     for leaf, weight in zip(tensors_of(outputs), weights, strict=True)
                     if weight is not None and leaf.requires_grad
                 )
-            expected = _gradients(value, self.tape.parameters)
-            for name, found in _differences(uses, squares, expected, position):
+            expected = gradients_alone(value, self.tape.parameters)
+            for name, found in differences(uses, squares, expected, position):
                 raise UnverifiedError(
                     "Expected the gradient of each example to be that of the example alone, found "
                     f"that of {name} {found}. A layer uses it in a way that the engine does not "
                     "follow (a hook that computes weights, an operation outside of the layer, "
                     "rows that do not stay with their example)."
                 )
-
-
-def _refuse_difference(several: Observed, alone: Observed, layouts: Layouts, place: int) -> None:
-    """Refuse other values for the example at `place` among several than it has alone."""
-    count = several.recorder.count
-    for a, b in zip(several.observed, alone.observed, strict=False):
-        layout = layouts.get(a.key)
-        if layout is None or a.key != b.key:
-            continue
-        own, other = layout.split(a.tensor, count)[place], b.tensor
-        if b.tensor.dim() == a.tensor.dim():
-            other = layout.split(b.tensor, 1)[0]
-        if own.shape == other.shape and not same(own, other, ROUNDING):
-            raise mixed(a.name)
-
-
-def _match(whole: Observed, alone: list[Observed]) -> Layouts:
-    """The layout of everything observed."""
-    count = len(alone)
-    for one in alone:
-        if [o.key for o in one.observed] != [o.key for o in whole.observed]:
-            raise UnverifiedError(
-                "Expected a module that does the same for one example as for several, found that "
-                "it calls other layers. Let it not depend on the number of examples."
-            )
-    layouts: Layouts = {}
-    for place, several in enumerate(whole.observed):
-        singles = [(position, one.observed[place]) for position, one in enumerate(alone)]
-        layout = learned_layout(several, singles, count)
-        if layout is None:
-            _refuse_shared(several, [one for _, one in singles])
-        elif several.axis is not None and layout.axis != several.axis:
-            raise Mixed(
-                f"Expected the examples in dimension {several.axis} of the input of "
-                f"{several.name}, found them in dimension {layout.axis}: see batch_first."
-            )
-        layouts[several.key] = layout
-    return layouts
-
-
-def _moving(whole: Observed, alone: list[Observed]) -> frozenset[int]:
-    """The calls that index a dimension which has the examples, by their place."""
-    several, single = whole.recorder.moves, alone[0].recorder.moves
-    if len(several) != len(single):
-        return frozenset(range(len(several)))
-    pairs = enumerate(zip(several, single, strict=True))
-    return frozenset(place for place, (a, b) in pairs if a.sizes != b.sizes)
-
-
-def _refuse_shared(several: ObservedTensor, alone: list[ObservedTensor]) -> None:
-    """Refuse what has no examples where a layer needs them, or differs from example to example."""
-    if several.leading and not several.shared:
-        raise Mixed(
-            f"Expected {several.name} to work on the examples of the batch, found an input of "
-            f"shape {tuple(several.tensor.shape)} that is the same for every batch: its gradient "
-            "cannot be told apart by example. Repeat its input for every example, for instance "
-            "with expand(batch_size, ...)."
-        )
-
-
-Weight = Callable[[int, Tensor], Tensor]
-
-
-def _backward(tape: Tape, outputs: Any, count: int, layouts: Layouts) -> list[Weight | None]:
-    """Send random gradients back from the outputs; those of each example alone, by output.
-
-    None for outputs without a gradient, and for those that are not of examples.
-    """
-    weights: list[Weight | None] = []
-    roots, drawn = [], []
-    for place, leaf in enumerate(tensors_of(outputs)):
-        layout = layouts.get(("output", place), Layout(0)) if leaf.dim() else None
-        gradient = _uneven(normals(leaf.shape).to(leaf), layout, count)
-        weight = _weight(leaf, gradient, layout, tape) if leaf.requires_grad else None
-        weights.append(weight)
-        if weight is not None:
-            roots.append(leaf)
-            drawn.append(gradient)
-    grads = {p: p.grad for p in tape.parameters.values()}
-    try:
-        if roots:
-            torch.autograd.backward(roots, drawn)
-    finally:
-        for p, grad in grads.items():
-            p.grad = grad
-    return weights
-
-
-def _uneven(gradient: Tensor, layout: Layout | None, count: int) -> Tensor:
-    """Gradients of very different sizes: what bounds them together treats them otherwise."""
-    if layout is None or count < 2 or not gradient.numel():
-        return gradient
-    parts = layout.split(gradient, count).clone()
-    spread = 1.0 if gradient.dtype in (torch.float16, torch.bfloat16) else 3.0
-    sizes = 10.0 ** (spread * torch.linspace(-1, 1, count).roll(random.Random().randrange(count)))
-    parts *= sizes.to(parts).reshape(-1, *[1] * (parts.dim() - 1))
-    return layout.join(parts).contiguous()
-
-
-def _weight(leaf: Tensor, drawn: Tensor, layout: Layout | None, tape: Tape) -> Weight | None:
-    """What an example alone has of the gradient of an output."""
-    count = tape.count
-    if layout is not None:
-        return lambda position, like: layout.split(drawn, count)[position].reshape(like.shape)
-    for loss, reduction in tape.current.losses:
-        if loss is leaf:
-            share = drawn / count if reduction == "mean" else drawn
-            return lambda position, like: share
-    return None
-
-
-def _gradients(value: Any, parameters: dict[str, nn.Parameter]) -> dict[str, Tensor]:
-    tensors = list(parameters.values())
-    if not isinstance(value, Tensor):
-        return {name: torch.zeros_like(p) for name, p in parameters.items()}
-    found = torch.autograd.grad(value, tensors, allow_unused=True)
-    return {
-        name: torch.zeros_like(p) if g is None else _dense(g.detach())
-        for (name, p), g in zip(parameters.items(), found, strict=True)
-    }
-
-
-def _dense(gradient: Tensor) -> Tensor:
-    return gradient.to_dense() if gradient.is_sparse else gradient
-
-
-@torch.no_grad()
-def _squares(uses: list[Use]) -> list[float]:
-    """The squared norm of each example's gradient of a parameter, as the engine has it."""
-    scales = [Scale.ball(as_matrix(use.parameter)[use.part]) for use in uses]
-    squares = [use.squares(scale).double() for use, scale in zip(uses, scales, strict=True)]
-    return [max(float(square), 0.0) for square in torch.stack(squares).sum(0)]
-
-
-@torch.no_grad()
-def _differences(
-    uses: dict[str, list[Use]],
-    squares: dict[str, list[float]],
-    expected: dict[str, Tensor],
-    position: int,
-) -> list[tuple[str, str]]:
-    """The parameters whose gradient or norm the engine has wrong, with what was found."""
-    exact = {name: as_matrix(accurate(g)).double() for name, g in expected.items()}
-    sizes = {name: float(g.norm()) for name, g in exact.items()}
-    whole = math.hypot(*sizes.values())
-    if not math.isfinite(whole):
-        return []
-    wrong = []
-    for name, g in exact.items():
-        rough = _COARSE if expected[name].dtype in (torch.float16, torch.bfloat16) else 1.0
-        tolerance = rough * (_RELATIVE * sizes[name] + _OF_ALL * whole)
-        difference, norm = g, 0.0
-        for use in uses.get(name, []):
-            difference[use.part] -= use.examples(position, position + 1)[0]
-            norm = squares[name][position] ** 0.5
-        off = float(difference.norm())
-        if off > tolerance:
-            share = f"{off / sizes[name]:.1%}" if sizes[name] else "all"
-            wrong.append((name, f"off by {share} of it"))
-        # A norm that is too large bounds more than it must; one too large for its type counts as
-        # not finite, and nothing is released of it.
-        elif norm < sizes[name] - 3 * tolerance:
-            wrong.append((name, f"to have the norm {norm:.3g} instead of {sizes[name]:.3g}"))
-    return wrong
-
-
-def padding_matters(what: str) -> UnverifiedError:
-    return UnverifiedError(
-        f"Expected {what} of an example to be the same at any length that the batch is padded to, "
-        "found that padding changes it, or that it cannot be computed without: the longest example "
-        "of a batch would change the gradients of all others. Mask what is padded, divide by each "
-        "example's own length, or pad all rows to one public length."
-    )
 
 
 def versions(inputs: Any) -> list[int]:
@@ -556,14 +326,3 @@ def refuse_changes(inputs: Any, before: list[int]) -> None:
             "place: the change would reach every other use of the batch. Use the operation that "
             "returns a new tensor instead (x = x - y for x -= y)."
         )
-
-
-def _untried(error: Exception) -> UntriedError:
-    reason = UntriedError(
-        "Expected a module that runs on a few examples of the batch, and on one alone, so that it "
-        f"can be verified; found {type(error).__name__}: {error}. Let the module take any number "
-        "of examples in its inputs' first dimension (or set batch_first). If you vouch yourself "
-        "that it treats every example by itself, say verify=False to make_private."
-    )
-    reason.__cause__ = error
-    return reason

@@ -1,0 +1,198 @@
+"""The batch and the outputs of a private module, followed to where they are used."""
+
+from __future__ import annotations
+
+import itertools
+import weakref
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from privagrad.torch.guards.owners import owners_of
+from privagrad.torch.guards.structure import map_tensors
+from privagrad.torch.guards.trace import (
+    FromBatch,
+    Leaf,
+    Output,
+    Owners,
+    SeparateLoss,
+    TraceNode,
+    history,
+    row_layouts,
+    rows_stay_whole,
+    signature,
+)
+from privagrad.torch.guards.traced import TracedTensor
+from privagrad.torch.layout import Layout
+from privagrad.torch.tape import ForwardPass
+
+
+class Following:
+    """Traces the tensors of batches and outputs, and notes what leaves the trace."""
+
+    def __init__(self, verify: bool) -> None:
+        self.verify = verify
+        self._rows_read = self._reads = self._ever_read = False
+        self._of_outputs: list[TraceNode] = []
+        self._of_batch: list[TraceNode] = []
+        self._numbers: dict[float, TraceNode] = {}
+        self._lost: list[weakref.ref[Tensor]] = []
+        self._owners: dict[tuple[int, int], Owners] = {}
+        self._number = 0
+        self._batch_of_inputs: int | None = None
+
+    def batch(self, batch: Any, count: int, alone: dict[int, list[Tensor]] | None = None) -> Any:
+        """The tensors of a batch of `count` examples, traced.
+
+        `alone` are those of some examples that are padded, by their places, collated alone.
+        """
+        for node in self._of_batch:
+            node.forget()
+        self._of_batch.clear()
+        self._numbers.clear()
+        self._rows_read = self._reads = False
+        self._number += 1
+        number = self._number
+        if not self.verify:
+            return batch
+        places = itertools.count()
+
+        def traced(tensor: Tensor) -> Tensor:
+            layout = next(row_layouts(tensor.shape, count), None) if count else Layout(0)
+            node, place = FromBatch(tensor, count, layout, number), next(places)
+            node.unpadded = {e: own[place].to(tensor) for e, own in (alone or {}).items()}
+            return TracedTensor.of(tensor, node, self)
+
+        return map_tensors(traced, batch)
+
+    def outputs(
+        self, outputs: Any, current: ForwardPass, alone: dict[int, list[Tensor]] | None = None
+    ) -> Any:
+        """The module's outputs, traced; `alone` are those of some examples without padding."""
+        places = itertools.count()
+        losses = [loss for loss, _ in current.losses]
+
+        def traced(tensor: Tensor) -> Tensor:
+            place = next(places)
+            values = tensor.detach()
+            if any(tensor is loss for loss in losses):
+                node: Leaf = SeparateLoss(values, current.count)
+            else:
+                layout = current.layouts.get(("output", place), Layout(0))
+                if tensor.dim() == 0 or (layout and not _fits(tensor, layout, current.count)):
+                    layout = None
+                node = Output(values, current.count, layout, tensor.requires_grad)
+                node.batch = self._batch_of_inputs
+                node.unpadded = {e: own[place] for e, own in (alone or {}).items()}
+                if tensor.requires_grad:
+                    tensor = _Receipt.apply(tensor, node)
+            return TracedTensor.of(tensor, node, self)
+
+        return map_tensors(traced, outputs)
+
+    def side_outputs(self, outputs: Any, count: int) -> Any:
+        """Outputs of a pass that is not trained on, which hold something of the batch as well."""
+
+        def traced(tensor: Tensor) -> Tensor:
+            layout = next(row_layouts(tensor.shape, count), None) if count else Layout(0)
+            return TracedTensor.of(tensor, FromBatch(tensor, count, layout, self._number), self)
+
+        return map_tensors(traced, outputs)
+
+    def separate_loss(self, loss: Tensor, count: int) -> Tensor:
+        """A loss that was computed example by example, traced."""
+        return TracedTensor.of(loss, SeparateLoss(loss.detach(), count), self)
+
+    def node(self, made: Any, place: int, written: bool, graded: bool) -> TraceNode:
+        """A new node, which lives as long as the batch it was computed from."""
+        node = TraceNode(made, place, written, graded)
+        node.after_read = self._reads
+        if any(source.stale for source in node.sources):
+            node.forget()
+        else:
+            (self._of_outputs if node.of_outputs else self._of_batch).append(node)
+        return node
+
+    def escaped(self, number: Any, node: TraceNode | None) -> None:
+        """A number of the batch that Python knows now."""
+        self.read(node)
+        if isinstance(number, int | float) and not isinstance(number, bool) and node is not None:
+            self._numbers[float(number)] = node
+
+    def read(self, node: TraceNode | None) -> None:
+        """Numbers computed from the batch have gone where they cannot be followed.
+
+        Rows that are looked at as they were drawn may come back as inputs of the module.
+        """
+        self._rows_read = True
+        self._reads = self._reads or not isinstance(node, Leaf)
+        self._ever_read = self._ever_read or self._reads
+
+    def lost(self, tensor: Tensor) -> None:
+        """A tensor into which something of the batch was written."""
+        self._lost = [old for old in self._lost if old() is not None]
+        self._lost.append(weakref.ref(tensor))
+
+    def changed_elsewhere(self) -> TraceNode:
+        """What a tensor holds that was changed in place through another view of its memory."""
+        node = self.node((), 0, False, True)
+        node.forget()
+        return node
+
+    def step_done(self) -> None:
+        """A step has been made: what was computed from its outputs is of an earlier model."""
+        for node in self._of_outputs:
+            node.forget()
+        self._of_outputs.clear()
+
+    def owners(self, node: TraceNode, table: Tensor) -> Owners | None:
+        """Of which example each row of `table` (rows, classes, ...) is; None if it is unclear."""
+        steps = history(node)
+        leaves = [step for step in steps if isinstance(step, Output)]
+        if len(leaves) != 1 or leaves[0].layout is None:
+            return None
+        leaf, layout = leaves[0], leaves[0].layout
+        if rows_stay_whole(node, table.shape):
+            numbers = layout.numbers(leaf.values.shape[:-1], leaf.count).reshape(-1)
+            return Owners(numbers.to(table.device), leaf.count)
+        # Masks change with the batch, and with them the rows.
+        fixed = not any(isinstance(s, FromBatch) for s in steps) and not any(
+            isinstance(c, Tensor) for s in steps for c in s.constants
+        )
+        key = (signature(steps, leaf.count), leaf.count)
+        if not fixed or key not in self._owners:
+            found = owners_of(steps, leaf)
+            if found is None:
+                return None
+            self._owners[key] = Owners(found, leaf.count)
+        return self._owners[key] if fixed else self._owners.pop(key)
+
+    def was_written(self, value: Any) -> bool:
+        """Whether something of a batch was written into the memory of a tensor."""
+        return isinstance(value, Tensor) and any(_same_memory(value, t()) for t in self._lost)
+
+
+class _Receipt(torch.autograd.Function):
+    """The identity, which keeps the gradient of an output where it is wanted."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor, node: Output) -> Tensor:
+        ctx.node = node
+        return tensor.detach()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        if ctx.node.wanted:
+            ctx.node.received = gradient.detach()
+        return gradient, None
+
+
+def _same_memory(a: Tensor, b: Tensor | None) -> bool:
+    if b is None or not a.numel():
+        return False
+    return a.untyped_storage().data_ptr() == b.untyped_storage().data_ptr()
+
+
+def _fits(tensor: Tensor, layout: Layout, count: int) -> bool:
+    return tensor.dim() > layout.axis and (not count or tensor.shape[layout.axis] % count == 0)

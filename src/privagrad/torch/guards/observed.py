@@ -1,0 +1,136 @@
+"""What was seen of a module with several examples, and with each of them alone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from privagrad.torch.guards.recorder import Recorder
+from privagrad.torch.guards.refusals import UnverifiedError
+from privagrad.torch.guards.structure import tensors_of
+from privagrad.torch.layout import (
+    ROUNDING,
+    Layout,
+    Mixed,
+    ObservedTensor,
+    learned_layout,
+    mixed,
+    same,
+)
+
+Layouts = dict[object, Layout | None]
+
+
+@dataclass
+class Observed:
+    """What a module does with some examples."""
+
+    observed: list[ObservedTensor]
+    written: dict[str, Tensor]
+    recorder: Recorder
+    random: bool
+    outside_torch: bool
+
+
+@dataclass(frozen=True)
+class Learned:
+    """Where a pass has its examples, and which of its calls may move them to other rows."""
+
+    layouts: Layouts
+    moving: frozenset[int]
+    alone: tuple[tuple[int, Observed], ...] = ()
+
+    @property
+    def random(self) -> bool:
+        return any(one.random for _, one in self.alone)
+
+    @property
+    def outside_torch(self) -> bool:
+        return any(one.outside_torch for _, one in self.alone)
+
+    def refuse_other_outputs(self, outputs: Any, count: int) -> None:
+        """Refuse a pass of the whole batch with other outputs for examples than those alone have.
+
+        Both must have been made without random numbers, or with the same.
+        """
+        for example, one in self.alone:
+            found = {o.key: o.tensor for o in one.observed}
+            for place, leaf in enumerate(tensors_of(outputs)):
+                layout = self.layouts.get(("output", place))
+                alone = found.get(("output", place))
+                if layout is None or alone is None:
+                    continue
+                own = layout.split(leaf.detach(), count)[example]
+                if not same(own.reshape(alone.shape), alone):
+                    raise mixed("the module's output")
+
+    def refuse_moved_rows(self, recorder: Recorder) -> None:
+        """Refuse a pass in which an index out of the data puts examples into other rows."""
+        for place in self.moving:
+            if place < len(recorder.moves) and not recorder.moves[place].in_place:
+                raise UnverifiedError(
+                    "Expected a module that keeps the examples in their rows, found that "
+                    f"{recorder.moves[place].name}() moves them by an index or a mask that depends "
+                    "on the data: its gradients could not be told apart by example. Mask rows "
+                    "instead of choosing them; for sequences say enforce_sorted=False."
+                )
+
+
+def refuse_difference(several: Observed, alone: Observed, layouts: Layouts, place: int) -> None:
+    """Refuse other values for the example at `place` among several than it has alone."""
+    count = several.recorder.count
+    for a, b in zip(several.observed, alone.observed, strict=False):
+        layout = layouts.get(a.key)
+        if layout is None or a.key != b.key:
+            continue
+        own, other = layout.split(a.tensor, count)[place], b.tensor
+        if b.tensor.dim() == a.tensor.dim():
+            other = layout.split(b.tensor, 1)[0]
+        if own.shape == other.shape and not same(own, other, ROUNDING):
+            raise mixed(a.name)
+
+
+def match(whole: Observed, alone: list[Observed]) -> Layouts:
+    """The layout of everything observed."""
+    count = len(alone)
+    for one in alone:
+        if [o.key for o in one.observed] != [o.key for o in whole.observed]:
+            raise UnverifiedError(
+                "Expected a module that does the same for one example as for several, found that "
+                "it calls other layers. Let it not depend on the number of examples."
+            )
+    layouts: Layouts = {}
+    for place, several in enumerate(whole.observed):
+        singles = [(position, one.observed[place]) for position, one in enumerate(alone)]
+        layout = learned_layout(several, singles, count)
+        if layout is None:
+            _refuse_shared(several, [one for _, one in singles])
+        elif several.axis is not None and layout.axis != several.axis:
+            raise Mixed(
+                f"Expected the examples in dimension {several.axis} of the input of "
+                f"{several.name}, found them in dimension {layout.axis}: see batch_first."
+            )
+        layouts[several.key] = layout
+    return layouts
+
+
+def moving_calls(whole: Observed, alone: list[Observed]) -> frozenset[int]:
+    """The calls that index a dimension which has the examples, by their place."""
+    several, single = whole.recorder.moves, alone[0].recorder.moves
+    if len(several) != len(single):
+        return frozenset(range(len(several)))
+    pairs = enumerate(zip(several, single, strict=True))
+    return frozenset(place for place, (a, b) in pairs if a.sizes != b.sizes)
+
+
+def _refuse_shared(several: ObservedTensor, alone: list[ObservedTensor]) -> None:
+    """Refuse what has no examples where a layer needs them, or differs from example to example."""
+    if several.leading and not several.shared:
+        raise Mixed(
+            f"Expected {several.name} to work on the examples of the batch, found an input of "
+            f"shape {tuple(several.tensor.shape)} that is the same for every batch: its gradient "
+            "cannot be told apart by example. Repeat its input for every example, for instance "
+            "with expand(batch_size, ...)."
+        )

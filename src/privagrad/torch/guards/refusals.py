@@ -1,0 +1,34 @@
+"""Why a training is refused."""
+
+from __future__ import annotations
+
+BROKEN = (RuntimeError, IndexError, ValueError, AssertionError, TypeError, KeyError)
+"""What computing something again for other examples may end in."""
+
+
+class UnverifiedError(RuntimeError):
+    """What the engine computes for an example cannot be shown to be that example's gradient."""
+
+
+class UntriedError(UnverifiedError):
+    """A module that cannot be run on a few examples alone."""
+
+
+def padding_matters(what: str) -> UnverifiedError:
+    return UnverifiedError(
+        f"Expected {what} of an example to be the same at any length that the batch is padded to, "
+        "found that padding changes it, or that it cannot be computed without: the longest example "
+        "of a batch would change the gradients of all others. Mask what is padded, divide by each "
+        "example's own length, or pad all rows to one public length."
+    )
+
+
+def untried(error: Exception) -> UntriedError:
+    reason = UntriedError(
+        "Expected a module that runs on a few examples of the batch, and on one alone, so that it "
+        f"can be verified; found {type(error).__name__}: {error}. Let the module take any number "
+        "of examples in its inputs' first dimension (or set batch_first). If you vouch yourself "
+        "that it treats every example by itself, say verify=False to make_private."
+    )
+    reason.__cause__ = error
+    return reason
