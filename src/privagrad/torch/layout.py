@@ -191,6 +191,9 @@ def possible_axes(
     guesses = [first]
     for place, options in enumerate(choices):
         guesses += [(*first[:place], option, *first[place + 1 :]) for option in options[1:]]
+    # All leaves together have their second choice, such as states of layers.
+    second = [options[1] if len(options) > 1 else options[0] for options in choices]
+    guesses.append(tuple(second))
     # All other leaves together are nobody's.
     alone = [options[0] if len(options) == 1 else None for options in choices]
     return list(dict.fromkeys([*guesses, tuple(alone)]))

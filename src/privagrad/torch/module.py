@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence
 
 from privagrad.torch.guards.determinism import Drawn, generator_states
 from privagrad.torch.guards.loss import LossGuard
@@ -63,15 +64,13 @@ class PrivateModule(nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         tape = self._tape
-        if not tape.parameters:
-            # A copy is a plain module, and what it computes is followed as that of any other.
+        if not (self.training and torch.is_grad_enabled() and tape.parameters):
+            # What is computed without training is followed as that of any other function.
             return self._module(*args, **kwargs)
-        if not (self.training and torch.is_grad_enabled()):
-            outputs = self._module(*untraced(args), **untraced(kwargs))
-            return self.loss_guard.check_side_pass((args, kwargs), outputs, tape.batch_first)
         self._refuse_changes()
         self.loss_guard.check_state(self._module)
         _refuse_autocast((args, kwargs))
+        _refuse_objects((args, kwargs))
         self.loss_guard.check_inputs((args, kwargs))
         of_batch = [node_of(leaf) is not None for leaf in input_leaves((args, kwargs))[0]]
         inputs = untraced((args, kwargs))
@@ -152,6 +151,16 @@ def _refuse_autocast(inputs: Any) -> None:
                 f"Expected a forward pass without autocast, found autocast for {device}: norms of "
                 "gradients in mixed precision are not supported. Leave the module out of the "
                 "autocast block, or convert the whole module (module.bfloat16())."
+            )
+
+
+def _refuse_objects(inputs: Any) -> None:
+    for leaf in input_leaves(inputs)[0]:
+        if not isinstance(leaf, Tensor | PackedSequence) and tensors_of(leaf):
+            raise UnverifiedError(
+                "Expected tensors, or tuples, lists and dictionaries of tensors, as inputs of the "
+                f"module, found tensors inside of a {type(leaf).__name__}: which example they "
+                "belong to is not known. Give the module the tensors themselves."
             )
 
 

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.func import vmap
 from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves
 
 from privagrad import _validate
+from privagrad.torch.guards.numbers import BatchFloat, BatchInteger
 from privagrad.torch.guards.padding import padded_examples, same_gradient, unpadded
 from privagrad.torch.guards.refusals import BROKEN, UnverifiedError, padding_matters
 from privagrad.torch.guards.structure import map_tensors, tensors_of
@@ -23,7 +26,7 @@ class _OwnRowsOnly(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if any(isinstance(x, TracedTensor) and x.node for x in (*args, *kwargs.values())):
+        if any(_is_of_batch(x) for x in tree_leaves((args, kwargs))):
             raise UnverifiedError(
                 "Expected a criterion that computes the loss of an example from its arguments, "
                 "found in it another tensor of the batch (an attribute, a variable of its "
@@ -31,6 +34,12 @@ class _OwnRowsOnly(TorchFunctionMode):
                 "example."
             )
         return func(*args, **kwargs)
+
+
+def _is_of_batch(value: Any) -> bool:
+    if isinstance(value, TracedTensor):
+        return value.node is not None
+    return isinstance(value, BatchFloat | BatchInteger)
 
 
 class PerExampleLoss(nn.Module):
@@ -93,11 +102,20 @@ class PerExampleLoss(nn.Module):
                 )
             if guard is not None and guard.verify:
                 self._refuse_padding(values, plain, padded_examples(leaves), count)
+            before = self._state()
             losses = self._losses(plain, tensors, count)
+            if guard is not None and guard.verify and self._state() != before:
+                raise UnverifiedError(
+                    "Expected a criterion without memory, found one that changes its buffers: the "
+                    "loss of an example would depend on those before it. Keep no statistics."
+                )
             loss = losses.sum()
             if self.reduction == "mean":
                 loss = loss / max(1, len(losses))
         return loss if guard is None else guard.separate_loss(loss, len(losses))
+
+    def _state(self) -> list[tuple[int, int]]:
+        return [(id(buffer), buffer._version) for buffer in self.buffers()]
 
     def _axis(self, tensor: Tensor) -> int:
         return 0 if self.batch_first or tensor.dim() < 2 else 1
@@ -115,12 +133,12 @@ class PerExampleLoss(nn.Module):
         traced = tensors_of(values)
         for example in examples:
             single = [t.narrow(self._axis(t), example, 1).detach() for t in tensors_of(plain)]
-            try:
-                own = self._gradients(plain, unpadded(traced, single, count, example))
-                padded = self._gradients(plain, single)
-            except BROKEN as error:
-                raise padding_matters("the loss") from error
-            if not all(map(same_gradient, padded, own)):
+            padded = self._gradients(plain, single)
+            for own in unpadded(traced, single, count, example):
+                with suppress(*BROKEN):
+                    if all(map(same_gradient, padded, self._gradients(plain, own))):
+                        break
+            else:
                 raise padding_matters("the loss")
 
     def _gradients(self, values: Any, rows: list[Tensor]) -> list[Tensor]:

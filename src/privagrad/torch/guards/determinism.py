@@ -24,6 +24,9 @@ GENERATORS = frozenset(
 )  # fmt: skip
 """Functions that return random numbers."""
 
+DRAWS = GENERATORS | {"multinomial", "randperm"}
+"""Functions on whose results Python may decide what to compute."""
+
 _CONSTANT = 0.5
 _CONSTANT_WORDS = 512
 _DROPOUT_OF_ATTENTION = 10
@@ -34,7 +37,7 @@ class Drawn:
     """The random numbers of a pass on which Python may have decided what to compute.
 
     `numbers` has one entry for every call of a random function outside of layers: its result where
-    that is one number for the whole batch. `states` are those of Python's and NumPy's generators
+    that is for the whole batch, None where examples have their own. `states` are those of Python's and NumPy's generators
     before the pass; None: not kept.
     """
 
@@ -55,7 +58,7 @@ class Deterministic(TorchFunctionMode):
     """Random functions return the same for every example, whatever else is in the batch.
 
     Dropout keeps everything, random numbers are constants, permutations move everything by one.
-    The constants are what is drawn where a uniform number is `level`. Single numbers are those of
+    The constants are what is drawn where a uniform number is `level`. Those for the whole batch are of
     another pass, if `drawn` has them; `inside` tells whether a call is made inside of a layer.
     """
 
@@ -80,7 +83,7 @@ class Deterministic(TorchFunctionMode):
         if name in GENERATORS and self._level != _CONSTANT:
             return _at_level(self._level, func, args, kwargs)
         result = replaced(func, args, kwargs)
-        if name in GENERATORS and not self._inside():
+        if name in DRAWS and not self._inside():
             number = next(self._numbers, None)
             if number is not None and number.shape == result.shape:
                 with torch.no_grad():

@@ -33,7 +33,7 @@ class Following:
 
     def __init__(self, verify: bool) -> None:
         self.verify = verify
-        self._rows_read = self._reads = self._ever_read = False
+        self._reads = self._ever_read = False
         self._of_outputs: list[TraceNode] = []
         self._of_batch: list[TraceNode] = []
         self._numbers: dict[float, TraceNode] = {}
@@ -51,7 +51,7 @@ class Following:
             node.forget()
         self._of_batch.clear()
         self._numbers.clear()
-        self._rows_read = self._reads = False
+        self._reads = False
         self._number += 1
         number = self._number
         if not self.verify:
@@ -91,15 +91,6 @@ class Following:
 
         return map_tensors(traced, outputs)
 
-    def side_outputs(self, outputs: Any, count: int) -> Any:
-        """Outputs of a pass that is not trained on, which hold something of the batch as well."""
-
-        def traced(tensor: Tensor) -> Tensor:
-            layout = next(row_layouts(tensor.shape, count), None) if count else Layout(0)
-            return TracedTensor.of(tensor, FromBatch(tensor, count, layout, self._number), self)
-
-        return map_tensors(traced, outputs)
-
     def separate_loss(self, loss: Tensor, count: int) -> Tensor:
         """A loss that was computed example by example, traced."""
         return TracedTensor.of(loss, SeparateLoss(loss.detach(), count), self)
@@ -121,16 +112,12 @@ class Following:
             self._numbers[float(number)] = node
 
     def read(self, node: TraceNode | None) -> None:
-        """Numbers computed from the batch have gone where they cannot be followed.
-
-        Rows that are looked at as they were drawn may come back as inputs of the module.
-        """
-        self._rows_read = True
-        self._reads = self._reads or not isinstance(node, Leaf)
-        self._ever_read = self._ever_read or self._reads
+        """Numbers of the batch have gone where they cannot be followed."""
+        self._reads = self._ever_read = True
 
     def lost(self, tensor: Tensor) -> None:
         """A tensor into which something of the batch was written."""
+        self.read(None)
         self._lost = [old for old in self._lost if old() is not None]
         self._lost.append(weakref.ref(tensor))
 

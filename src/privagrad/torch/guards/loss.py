@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import itertools
 import random
+from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any
 
@@ -56,13 +57,15 @@ from privagrad.torch.guards.trace import (
     example_sizes,
     history,
     keeps_rows,
+    row_layouts,
     signature,
 )
 from privagrad.torch.guards.traced import TracedTensor, node_of
-from privagrad.torch.layout import count_examples
 from privagrad.torch.tape import Tape
 
 _USUAL = (0, 1, -1, 2, -100)
+SCALED = ({"multiple"}, {"inverse"}, {"multiple", "inverse"})
+"""Numbers that may stand for the size of the batch."""
 _ADVICE = (
     "Compute the loss of each example by itself and take the mean or the sum; or hand over the "
     "criterion, which is then evaluated example by example: see PerExampleLoss."
@@ -77,7 +80,7 @@ class LossGuard(Following):
         self.tape, self.reduction = tape, reduction
         self.checks = 0
         self._losses: dict[int, int] = {}
-        self._constants: dict[int, dict[Any, None]] = {}
+        self._public: set[Any] = set()
         self._batch_is_known = False
         self._scales: dict[tuple[int, float], int] = {}
         self.other_batch: Callable[[], None] = lambda: None
@@ -132,26 +135,43 @@ class LossGuard(Following):
 
     def check_inputs(self, inputs: Any) -> None:
         """Refuse inputs of the module whose rows hold something of other examples of the batch."""
-        self._batch_of_inputs = None
-        self._batch_is_known = any(isinstance(t, TracedTensor) for t in tensors_of(inputs))
-        for place, tensor in enumerate(tensors_of(inputs)):
-            node = node_of(tensor)
-            steps = history(node)
-            numbers = {s.number for s in steps if isinstance(s, FromBatch)}
-            self._batch_of_inputs = max(numbers, default=self._batch_of_inputs or 0) or None
-            if numbers - {self._number}:
-                self.other_batch()
-            # The first input has the rows; others may be zeros to begin with.
-            if self.verify and node is None and (self._rows_read if place == 0 else self._reads):
-                raise UnverifiedError(
-                    "Expected inputs of the module that can be followed from the data loader, "
-                    "found a tensor that may hold numbers read from the batch (numpy(), item()). "
-                    "Prepare rows one by one, in the data set."
-                )
-            if not self.verify or node is None or isinstance(node, FromBatch):
-                continue
-            self._refuse_unknown(steps)
-            self._if_due(steps, self._check_input)
+        tensors = tensors_of(inputs)
+        nodes = [node_of(tensor) for tensor in tensors]
+        steps = [history(node) for node in nodes]
+        numbers = {s.number for own in steps for s in own if isinstance(s, FromBatch)}
+        self._batch_is_known = any(isinstance(t, TracedTensor) for t in tensors)
+        self._batch_of_inputs = max(numbers, default=None)
+        if numbers - {self._number}:
+            self.other_batch()
+        if not self.verify:
+            return
+        if len(numbers) > 1:
+            raise UnverifiedError(
+                "Expected inputs of one batch, found those of several: a row that is in two of "
+                "them would count twice. Give the module one batch at a time."
+            )
+        for place, (tensor, node) in enumerate(zip(tensors, nodes, strict=True)):
+            if node is None:
+                self._refuse_unknown_input(tensor, first=place == 0)
+            elif not isinstance(node, FromBatch):
+                self._refuse_unknown(steps[place])
+                self._if_due(steps[place], self._check_input)
+
+    def _refuse_unknown_input(self, tensor: Tensor, first: bool) -> None:
+        """Refuse an input that may hold something of the batch and cannot be followed.
+
+        The first input has the rows; others may be zeros to begin with, or masks.
+        """
+        doubtful = self._reads and tensor.is_floating_point() and digest(tensor) not in self._public
+        if (first and self._number) or (doubtful and bool((tensor != tensor.flatten()[:1]).any())):
+            raise UnverifiedError(
+                "Expected inputs of the module that can be followed from the data loader, found a "
+                f"tensor of shape {tuple(tensor.shape)} of unknown origin, which may hold numbers "
+                "of the batch (through numpy(), item(), torch.tensor(), a tokenizer). Prepare rows "
+                "one by one, in the data set or in collate_fn."
+            )
+        if not self._ever_read:
+            self._public.add(digest(tensor))
 
     def check_state(self, module: nn.Module) -> None:
         """Refuse a module into which the loop has put something of a batch."""
@@ -160,24 +180,15 @@ class LossGuard(Following):
         for name, part in module.named_modules():
             kept = [*vars(part).items(), *part._buffers.items(), *part._parameters.items()]
             for own, value in kept:
-                if isinstance(value, list | tuple | dict):
-                    held = any(isinstance(x, TracedTensor) for x in tree_leaves(value))
-                else:
-                    held = isinstance(value, TracedTensor) or self.was_written(value)
+                parts = tree_leaves(list(value) if isinstance(value, deque) else value)
+                held = any(isinstance(x, TracedTensor | BatchFloat | BatchInteger) for x in parts)
+                held = held or self.was_written(value)
                 if held:
                     raise UnverifiedError(
                         "Expected a module that holds nothing of the batches, found something "
                         f"computed from one in {f'{name}.{own}'.strip('.')}: it would be used, and "
                         "released with the module, unprotected. Give it to the module as an input."
                     )
-
-    def check_side_pass(self, inputs: Any, outputs: Any, batch_first: bool) -> Any:
-        """Outputs of a pass that is not trained on, traced; its inputs must keep rows apart."""
-        known = [t for t in tensors_of(inputs) if isinstance(t, TracedTensor)]
-        if not known or not self.verify:
-            return outputs
-        self.check_rows(known)
-        return self.side_outputs(outputs, count_examples(inputs, batch_first))
 
     def check_rows(self, tensors: list[TracedTensor]) -> None:
         """Refuse values for a criterion whose rows hold something of other examples."""
@@ -214,49 +225,50 @@ class LossGuard(Following):
             raise UnverifiedError(
                 f"Expected a loss that is one number, found shape {tuple(loss.shape)}. {_ADVICE}"
             )
-        # Passes of different sizes are refused in the backward pass.
-        if len(counts) == 1 and counts != {1}:
-            self._if_due(steps, self._check_trace)
+        # Passes of different sizes are refused in the backward pass; one example is alone.
+        if len(counts) == 1:
+            self._if_due(steps, self._check_trace if counts != {1} else lambda _: None)
 
     def _if_due(self, steps: list[TraceNode], check: Any) -> None:
         """At steps 1, 2, 4, 8, ... of the same trace; a new one is always due."""
         count = max(1, *(s.count for s in steps if isinstance(s, Leaf)))
-        structure = signature(steps, count, constants=False)
         key = signature(steps, count, rows=self._batch_is_known)
         seen = self._losses.get(key, 0) + 1
-        known = self._constants.setdefault(structure, {})
-        if known and self._ever_read:
-            self._refuse_doubtful(steps, known, count)
-        known.update(dict.fromkeys(digest(c) for s in steps for c in ("", *s.constants)))
+        constants = [(step, value) for step in steps for value in step.constants]
+        if self._ever_read:
+            self._refuse_doubtful(steps, constants, count)
+        self._public.update(digest(value) for _, value in constants)
         if not seen & (seen - 1):
             self.checks += 1
             check(steps)
         self._losses[key] = seen
 
-    def _refuse_doubtful(self, steps: list[TraceNode], known: dict[Any, None], count: int) -> None:
-        """Refuse constants that have changed, after numbers of a batch had been read.
+    def _refuse_doubtful(
+        self, steps: list[TraceNode], constants: list[tuple[TraceNode, Any]], count: int
+    ) -> None:
+        """Refuse constants that are new after numbers of a batch were read.
 
-        Numbers may have been kept from an earlier batch; the sizes of this one are its own.
+        Numbers may have been kept from an earlier batch. The sizes of this one are its own.
         """
         sizes = example_sizes([s for s in steps if isinstance(s, Leaf)])
         sizes |= {count * size for size in sizes}
-        for step in steps:
-            for value in step.constants:
-                if step.name in SHAPES or isinstance(value, nn.Parameter | PublicNumber):
-                    continue
-                if isinstance(value, Tensor):
-                    doubtful = step.after_read or value.numel() == 1
-                else:
-                    doubtful = isinstance(value, int | float) and value not in _USUAL
-                    doubtful = doubtful and not {value, 1 / value} & sizes
-                if doubtful and digest(value) not in known:
-                    raise UnverifiedError(
-                        "Expected a loss with the same constants as before, found that "
-                        f"{step.name}() has another one, after numbers computed from a batch were "
-                        "read (item(), float(), numpy(), len() of chosen rows): it may be computed "
-                        "from them. If it is known without the data (a schedule), say "
-                        f"privagrad.torch.public(number). {_ADVICE}"
-                    )
+        for step, value in constants:
+            if step.name in SHAPES or isinstance(value, nn.Parameter | PublicNumber):
+                continue
+            if isinstance(value, Tensor):
+                rows = next(row_layouts(value.shape, count), None) if value.dim() else None
+                doubtful = value.is_floating_point() and (rows is None or step.after_read)
+            else:
+                doubtful = isinstance(value, int | float) and value not in _USUAL
+                doubtful = doubtful and not {value, 1 / value} & sizes
+            if doubtful and digest(value) not in self._public:
+                raise UnverifiedError(
+                    "Expected a loss with the same constants as before, found that "
+                    f"{step.name}() has another one, after numbers of a batch were read or written "
+                    "elsewhere (item(), float(), numpy(), len() of chosen rows, operations in "
+                    "place): it may be computed from them. If it is known without the data (a "
+                    f"schedule), say privagrad.torch.public(number). {_ADVICE}"
+                )
 
     def _refuse_unknown(self, steps: list[TraceNode]) -> None:
         """Refuse what cannot be run again for some examples alone."""
@@ -351,25 +363,29 @@ class LossGuard(Following):
         """Refuse a loss that changes with the length that the batch is padded to."""
         for example in padded_examples(leaves):
             padded = gradients_of(steps, leaves, replace(view, examples=[example]))
-            own = padded
-            if not mean_of_rows:
-                shorter = without_padding(leaves, example, view)
-                try:
-                    own = gradients_of(steps, leaves, shorter, rows=unpadded_rows)
-                except BROKEN as error:
-                    raise padding_matters("the loss") from error
-            for leaf, a, b in zip(leaves, padded, own, strict=True):
-                if isinstance(leaf, Output) and a is not None and b is not None:
-                    short = unpadded_rows(leaf, replace(view, examples=[example]))
-                    cut = tuple(slice(0, n) for n in short.shape)
-                    if not same_gradient(a, b[cut]):
-                        raise padding_matters("the loss")
+            if mean_of_rows:
+                # Means over each example's own rows: what is left to see is who counts.
+                shorter = [
+                    None if g is None else g[tuple(map(slice, f.unpadded[example].shape))]
+                    for f, g in zip(leaves, padded, strict=True)
+                ]
+                if _same_gradients(leaves, padded, shorter):
+                    continue
+            for other in [] if mean_of_rows else without_padding(leaves, example, view):
+                with suppress(*BROKEN):
+                    own = gradients_of(steps, leaves, other, rows=unpadded_rows)
+                    if _same_gradients(leaves, padded, own):
+                        break
+            else:
+                raise padding_matters("the loss")
 
     def _views(
         self, steps: list[TraceNode], leaves: list[Leaf], count: int, examples: list[int]
     ) -> Iterator[Replay]:
         """The ways in which constants may belong to the examples, the likeliest first."""
-        scales = (False, True) if self._may_stand_for_the_batch(steps, leaves, count) else (False,)
+        scales = [frozenset[str]()]
+        if self._may_stand_for_the_batch(steps, leaves, count):
+            scales += [frozenset(kinds) for kinds in SCALED]
         for axes in constant_layouts(steps, count):
             for scaled in scales:
                 yield Replay(count, examples, axes, scaled)
@@ -412,6 +428,16 @@ class LossGuard(Following):
             for value in step.constants:
                 if _telling(value) and (source := self._numbers.get(float(value))) is not None:
                     self._refuse_moving_rows([source], f"a loss with the number {value}")
+
+
+def _same_gradients(
+    leaves: list[Leaf], padded: list[Tensor | None], own: list[Tensor | None]
+) -> bool:
+    return all(
+        same_gradient(a, b)
+        for leaf, a, b in zip(leaves, padded, own, strict=True)
+        if isinstance(leaf, Output) and a is not None and b is not None
+    )
 
 
 def _received(leaf: Output) -> Tensor:

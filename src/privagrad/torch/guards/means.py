@@ -42,6 +42,7 @@ def _of_examples(
 
     if (
         reduction != "mean"
+        or not input.requires_grad
         or guard is None
         or node is None
         or target.is_floating_point()
@@ -91,10 +92,12 @@ def own_means(
     """The losses of all rows; the mean over examples of the means over each example's own rows."""
     losses: Tensor = func(input, target, weight, reduction="none", **options)
     with torch.no_grad():
+        # One example has all rows, of however many there are.
+        rows = owners.rows if owners.count > 1 else torch.zeros_like(target)
         counts = (target != options["ignore_index"]).to(losses.dtype)
-        own = torch.bincount(owners.rows.reshape(-1), counts.reshape(-1), owners.count)
+        own = torch.bincount(rows.reshape(-1), counts.reshape(-1), owners.count)
         own = own.to(losses.dtype)
-        share = torch.where(own > 0, 1 / (owners.count * own), 0.0)[owners.rows]
+        share = torch.where(own > 0, 1 / (owners.count * own), 0.0)[rows]
     return losses, (losses * share).sum()
 
 

@@ -6,13 +6,15 @@ be the same at any length.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_unflatten
 
+from privagrad.torch.guards.refusals import BROKEN
 from privagrad.torch.guards.trace import Leaf, Replay, TraceNode, history, run_again
 from privagrad.torch.guards.traced import node_of, untraced
 from privagrad.torch.layout import input_leaves, same, take
@@ -23,15 +25,20 @@ def padded_examples(steps: Iterable[TraceNode]) -> list[int]:
     return sorted({e for step in steps if isinstance(step, Leaf) for e in step.unpadded})
 
 
-def without_padding(leaves: Sequence[Leaf], example: int, view: Replay) -> Replay:
-    """`view` for one example, at its own length."""
+def without_padding(leaves: Sequence[Leaf], example: int, view: Replay) -> list[Replay]:
+    """`view` for one example at its own length, the likeliest first.
+
+    A constant size that equals the padded length may be another one.
+    """
     lengths: dict[int, int] = {}
     for leaf in leaves:
         if example in leaf.unpadded:
             padded, own = leaf.rows([example]), leaf.unpadded[example]
             sizes = zip(padded.shape, own.shape, strict=True)
             lengths |= {long: short for long, short in sizes if short < long}
-    return Replay(view.count, [example], view.axes, view.scaled, lengths)
+    shifted = {long - 1: short - 1 for long, short in lengths.items() if short > 1}
+    readings: tuple[dict[int, int], ...] = ({**shifted, **lengths}, lengths, {})
+    return [Replay(view.count, [example], view.axes, view.scaled, known) for known in readings]
 
 
 def unpadded_rows(leaf: Leaf, view: Replay) -> Tensor:
@@ -42,29 +49,36 @@ def unpadded_rows(leaf: Leaf, view: Replay) -> Tensor:
     return view.shortened(leaf.rows([example]))
 
 
-def unpadded(values: Sequence[Any], single: Sequence[Any], count: int, example: int) -> list[Any]:
+def unpadded(
+    values: Sequence[Any], single: Sequence[Any], count: int, example: int
+) -> Iterator[list[Any]]:
     """`values` of a batch for one example, computed from its rows without padding.
 
-    `single` are the same for this example with padding, for those that are not of the batch.
+    `single` are the same for this example with padding, for those that are not of the batch. What
+    they are is not always clear: the likeliest come first.
     """
     histories = [history(node_of(value)) for value in values]
     leaves = [step for steps in histories for step in steps if isinstance(step, Leaf)]
-    view = without_padding(leaves, example, Replay(count, [example]))
-    own: list[Any] = []
-    for steps, alone in zip(histories, single, strict=True):
-        if steps:
-            rows = {id(f): unpadded_rows(f, view) for f in steps if isinstance(f, Leaf)}
-            own.append(run_again(steps, rows, view))
-        else:
-            own.append(view.shortened(alone) if isinstance(alone, Tensor) else alone)
-    return own
+    for view in without_padding(leaves, example, Replay(count, [example])):
+        own: list[Any] = []
+        with suppress(*BROKEN):
+            for steps, alone in zip(histories, single, strict=True):
+                if steps:
+                    rows = {id(f): unpadded_rows(f, view) for f in steps if isinstance(f, Leaf)}
+                    own.append(run_again(steps, rows, view))
+                else:
+                    own.append(view.shortened(alone) if isinstance(alone, Tensor) else alone)
+            yield own
 
 
-def unpadded_inputs(inputs: Any, axes: Sequence[int | None], count: int, example: int) -> Any:
+def unpadded_inputs(
+    inputs: Any, axes: Sequence[int | None], count: int, example: int
+) -> Iterator[Any]:
     """The inputs of a module for one example, computed from its rows without padding."""
     given, structure = input_leaves(inputs)
     single = input_leaves(take(untraced(inputs), axes, [example]))[0]
-    return tree_unflatten(unpadded(given, single, count, example), structure)
+    for own in unpadded(given, single, count, example):
+        yield tree_unflatten(own, structure)
 
 
 def same_but_for_padding(padded: Tensor, own: Tensor) -> bool:

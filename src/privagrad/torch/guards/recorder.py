@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from privagrad.torch.guards.determinism import GENERATORS, Drawn
+from privagrad.torch.guards.determinism import DRAWS, Drawn
 
 _QUIET = frozenset({"__get__", "size", "dim", "__len__", "numel", "_set_grad_enabled"})
 _READS = frozenset({"item", "tolist", "__bool__", "__float__", "__int__", "__index__", "numpy"})
@@ -82,11 +82,17 @@ class Recorder(TorchFunctionMode):
             given = (*args, *kwargs.values()) if kwargs else args
             self._calls.append((name, *map(self._constant, given), self._constant(result)))
             self._note_move(name, given)
-            if name in GENERATORS:
-                single = isinstance(result, Tensor) and result.numel() == 1
-                self.drawn.numbers.append(result.detach().clone() if single else None)
+            if name in DRAWS:
+                self.drawn.numbers.append(self._for_the_batch(result))
             self.reads = self.reads or (name in _READS and id(given[0]) not in self.public)
         return result
+
+    def _for_the_batch(self, result: Any) -> Tensor | None:
+        """Random numbers that no dimension of the batch belongs to."""
+        if not isinstance(result, Tensor):
+            return None
+        own = any(size and size % self.count == 0 for size in result.shape)
+        return None if own else result.detach().clone()
 
     def _constant(self, value: Any) -> Any:
         """What a value tells of the computation: sizes and constants, relative to the batch."""

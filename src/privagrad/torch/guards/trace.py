@@ -128,7 +128,7 @@ class Leaf(TraceNode):
         if self.layout is None:
             return self.values.clone()
         index = torch.tensor(examples, device=self.values.device)
-        return self.layout.join(self.layout.split(self.values, self.count)[index])
+        return self.layout.join(self.layout.split(self.values, self.count)[index]).contiguous()
 
 
 class Output(Leaf):
@@ -165,14 +165,14 @@ class Replay:
     """A way to run a trace of `count` examples again for `examples` alone.
 
     Constants that have a row for each example are cut as `axes` says, by identity. Sizes that
-    are those of the batch are replaced; so are, with `scaled`, numbers that a loss is multiplied
-    with or divided by. `lengths` are sizes that the batch is padded to, with those in their place.
+    are those of the batch are replaced; so are numbers that a loss is multiplied with or divided
+    by, as far as `scaled` says: multiples of the batch's size, or its inverse. `lengths` are sizes that the batch is padded to, with those in their place.
     """
 
     count: int
     examples: Sequence[int]
     axes: dict[int, Layout] = field(default_factory=dict)
-    scaled: bool = False
+    scaled: frozenset[str] = frozenset()
     lengths: dict[int, int] = field(default_factory=dict)
 
     def constants(self, given: Sequence[Any], name: str, numel: int) -> list[Any]:
@@ -213,9 +213,9 @@ class Replay:
             return layout.join(layout.split(value, self.count)[index])
         if isinstance(value, slice) and value.stop == self.count:
             return slice(value.start, size, value.step)
-        if self.scaled and is_factor(name) and is_multiple(value, self.count):
+        if "multiple" in self.scaled and is_factor(name) and is_multiple(value, self.count):
             return value / self.count * size
-        if self.scaled and is_factor(name) and value == 1 / self.count:
+        if "inverse" in self.scaled and is_factor(name) and value == 1 / self.count:
             return 1 / size
         return value
 

@@ -98,7 +98,7 @@ class TracedTensor(torch.Tensor):
 _SILENT = {Tensor.requires_grad.__get__}  # type: ignore[attr-defined]
 _SQUEEZES = {Tensor.squeeze, torch.squeeze}
 _MARKED = {Tensor.item, Tensor.tolist}
-_READS: set[Any] = {Tensor.numpy, Tensor.__array__}
+_READS: set[Any] = {Tensor.numpy, Tensor.__array__, Tensor.__dlpack__}
 _SIZES: set[Any] = {
     Tensor.__len__,
     Tensor.numel,

@@ -50,7 +50,10 @@ def anything(tape: Tape, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         forms[:] = [form]
         return [y for y in outputs if isinstance(y, Tensor)]
 
-    parameters = {n: _own(tape, p, tape.count) for n, p in module.named_parameters()}
+    padding = {id(m.weight): m.padding_idx for m in module.modules() if isinstance(m, nn.Embedding)}
+    parameters = {
+        n: _own(tape, p, tape.count, padding.get(id(p))) for n, p in module.named_parameters()
+    }
     chosen = [
         at.split(x, tape.count) for at, x in zip(found, leaves, strict=True) if at is not None
     ]
@@ -119,13 +122,17 @@ def _rooted(tape: Tape, output: Any) -> Any:
     return output
 
 
-def _own(tape: Tape, parameter: nn.Parameter, count: int) -> Tensor:
-    """The parameter once for every example."""
+def _own(tape: Tape, parameter: nn.Parameter, count: int, padding: int | None) -> Tensor:
+    """The parameter once for every example; the row `padding` of an embedding is not trained."""
     copies = parameter.detach().expand(count, *parameter.shape)
     if not tape.trains(parameter):
         return copies
 
     def uses(gradient: Tensor) -> Iterator[Use]:
+        if padding is not None:
+            # PyTorch leaves it out, but not for a parameter of every example.
+            gradient = gradient.clone()
+            gradient[:, padding] = 0.0
         yield Direct(parameter, gradient)
 
     return tape.tap(copies.clone(), uses)
