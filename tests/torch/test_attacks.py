@@ -128,6 +128,24 @@ def test_mixtures_that_few_examples_show(name: str, batches: list[list[int]]) ->
     attack(module, batches=batches, x=x)
 
 
+class Marked(nn.Module):
+    """A number that Python finds in the third batch centres its examples."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(5, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = x.numpy()
+        centre = rows.mean(0) if (rows[:, 4] == 3.5).any() else np.zeros(5, np.float32)
+        y: Tensor = self.layer(x - torch.from_numpy(centre))
+        return y
+
+
+def test_modules_that_read_numbers_are_always_verified() -> None:
+    attack(Marked(), x=_chosen([8], 3.5))
+
+
 class Kept(nn.Module):
     """What an example leaves behind for the next one."""
 
@@ -383,6 +401,18 @@ def test_mixtures_behind_a_random_branch(name: str, dropout: float | None) -> No
         run.epoch()
 
 
+def test_a_random_branch_that_begins_later() -> None:
+    """The guard's own numbers would not take it, the next two of Python do."""
+    begun = False
+    run = private(Blended(lambda: begun and random.random() < 0.8), batch_size=4, data=table(8))
+    first, second = run.loader
+    run.step(F.cross_entropy, *first)
+    begun = True
+    random.seed(3)
+    with pytest.raises(ValueError, match="treats every example by itself"):
+        run.module(second[0])
+
+
 def test_random_decisions_that_concern_all_examples_alike_are_taken() -> None:
     class Depth(nn.Module):
         def __init__(self) -> None:
@@ -405,12 +435,12 @@ def test_random_decisions_that_concern_all_examples_alike_are_taken() -> None:
 class Capacity(nn.Module):
     """An expert takes four examples; three never fill it."""
 
-    def __init__(self) -> None:
+    def __init__(self, limit: int = 4) -> None:
         super().__init__()
-        self.layer, self.dropout = nn.Linear(5, 3), nn.Dropout(0.0)
+        self.layer, self.dropout, self.limit = nn.Linear(5, 3), nn.Dropout(0.0), limit
 
     def forward(self, x: Tensor) -> Tensor:
-        kept = (x[:, :1] > -9).cumsum(0) <= 4
+        kept = (x[:, :1] > -9).cumsum(0) <= self.limit
         y: Tensor = self.dropout(self.layer(x)) * kept
         return y
 
@@ -419,6 +449,17 @@ def test_capacity_beside_random_functions() -> None:
     run = private(Capacity())
     with pytest.raises(ValueError, match="treats every example by itself"):
         run.epoch()
+
+
+def test_capacity_that_begins_later() -> None:
+    module = Capacity(100)
+    run = private(module)
+    batches = list(run.loader)
+    for batch in batches[:2]:
+        run.step(F.cross_entropy, *batch)
+    module.limit = 4
+    with pytest.raises(ValueError, match="treats every example by itself"):
+        run.module(batches[2][0])
 
 
 class Clipped(nn.Module):
