@@ -128,6 +128,28 @@ def test_mixtures_that_few_examples_show(name: str, batches: list[list[int]]) ->
     attack(module, batches=batches, x=x)
 
 
+def _one_kind_of_missing(x: Tensor) -> Tensor:
+    if x.isnan().any() and (x > 1e3).any():
+        raise ValueError("values that do not go together")
+    return torch.where(x == -1, x.mean(0), x)
+
+
+RARE: dict[str, Callable[[Tensor], Tensor]] = {
+    "missing": lambda x: torch.where(x.isnan(), x.nanmean(0), x),
+    "huge": lambda x: x / x.nan_to_num().abs().max().clamp(min=100.0),
+    "marked as missing": lambda x: torch.where(x == -1, x.mean(0), x),
+    "zero": lambda x: torch.where(x == 0, x.mean(0), x),
+    "missing in one way alone": _one_kind_of_missing,
+}
+
+
+@pytest.mark.parametrize("name", RARE)
+def test_mixtures_that_no_example_shows_are_refused_at_once(name: str) -> None:
+    run = private(linear(RARE[name]))
+    with pytest.raises(ValueError, match="treats every example by itself"):
+        run.module(X[:16])
+
+
 class Marked(nn.Module):
     """A number that Python finds in the third batch centres its examples."""
 
@@ -483,6 +505,34 @@ def test_gradients_bounded_together() -> None:
         run.epoch()
 
 
+class Hooked(nn.Module):
+    """The gradient of an activation is changed on its way back."""
+
+    def __init__(self, change: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.first, self.last, self.change = nn.Linear(5, 4), nn.Linear(4, 3), change
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.first(x)
+        if h.requires_grad:
+            h.register_hook(self.change)
+        y: Tensor = self.last(h)
+        return y
+
+
+CHANGES: dict[str, Callable[[Tensor], Tensor]] = {
+    "a little with the number of examples": lambda g: g * (1 + len(g) / 100),
+    "of all but the first": lambda g: torch.cat([g[:1], 2 * g[1:]]),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_gradients_changed_on_their_way_back(name: str) -> None:
+    run = private(Hooked(CHANGES[name]))
+    with pytest.raises(RuntimeError, match="gradient of each example"):
+        run.epoch()
+
+
 class Several(nn.Module):
     """Statistics of several examples are kept, those of one are not."""
 
@@ -506,6 +556,28 @@ def test_statistics_of_several_examples() -> None:
     with pytest.raises(RuntimeError, match="statistics of its examples into mean"):
         run.epoch()
     assert not module.mean.any()
+
+
+class CountsMissing(nn.Module):
+    """Nothing is written as long as nothing is missing."""
+
+    missing: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(5, 3)
+        self.register_buffer("missing", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.missing += x.isnan().sum()
+        y: Tensor = self.layer(x)
+        return y
+
+
+def test_statistics_of_rare_values() -> None:
+    run = private(CountsMissing())
+    with pytest.raises(RuntimeError, match="statistics of its examples into missing"):
+        run.module(X[:16])
 
 
 class Support(nn.Module):

@@ -210,6 +210,22 @@ def test_modules_that_mix_in_training_mode_are_refused(name: str) -> None:
     refused(MIXING[name], F.cross_entropy, X, Y)
 
 
+class OtherForOne(nn.Module):
+    """Two layers with the same weights, one of them for single examples."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.several, self.one = nn.Linear(5, 3), nn.Linear(5, 3)
+        self.one.load_state_dict(self.several.state_dict())
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.one(x) if len(x) == 1 else self.several(x)
+
+
+def test_other_layers_for_one_example_are_refused() -> None:
+    refused(OtherForOne(), F.cross_entropy, X, Y, "calls other layers")
+
+
 class Ramp:
     """A contrastive term whose weight is 0 at first."""
 
@@ -585,6 +601,13 @@ class TestVerification:
         run.epoch()
         assert float(module.calls) == 1
         assert module.training
+
+    def test_holds_norms_too(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        exact = Outer.squares
+        monkeypatch.setattr(Outer, "squares", lambda *given: 0.9 * exact(*given))
+        run = private(data=TensorDataset(X, Y))
+        with pytest.raises(UnverifiedError, match="to have the norm"):
+            run.module(X)
 
     def test_can_be_left_to_the_user_who_then_vouches(self) -> None:
         run = private(Normalised(), TensorDataset(X, Y), 12, noise_multiplier=1.0, verify=False)
