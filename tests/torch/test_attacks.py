@@ -63,26 +63,29 @@ def linear(function: Callable[[Tensor], Tensor]) -> nn.Module:
     return nn.Sequential(Apply(function), nn.Linear(5, 3))
 
 
-def _chosen(rows: list[int], value: float) -> Tensor:
-    """X, with `value` in the last column of some rows and 1 in that of all others."""
+def _chosen(rows: list[int], value: float, column: int = 4) -> Tensor:
+    """X, with `value` in the last or another column of some rows, and 1 in that of all others."""
     x = X.clone()
-    x[:, 4] = 1.0
-    x[rows, 4] = value
+    x[:, column] = 1.0
+    x[rows, column] = value
     return x
 
 
 class Moved(nn.Module):
-    """Rows in the order of their last column, between two layers."""
+    """Rows in the order of their last or another column, between two layers."""
 
-    def __init__(self, how: str) -> None:
+    def __init__(self, how: str, column: int = 4) -> None:
         super().__init__()
-        self.first, self.last, self.how = nn.Linear(5, 6), nn.Linear(6, 3), how
+        self.first, self.last = nn.Linear(5, 6), nn.Linear(6, 3)
+        self.how, self.column = how, column
 
     def forward(self, x: Tensor) -> Tensor:
-        order = x[:, 4].argsort(stable=True, descending=True)
+        order = x[:, self.column].argsort(stable=True, descending=True)
         back, h = order.argsort(), self.first(x).tanh()
-        if self.how == "list":
-            y: Tensor = self.last(h[order.tolist()])[back.tolist()]
+        if self.how == "several" and len(x) == 1:
+            y: Tensor = self.last(h)
+        elif self.how == "list":
+            y = self.last(h[order.tolist()])[back.tolist()]
         elif self.how == "embedding":
             y = F.embedding(back, self.last(F.embedding(order, h)))
         elif self.how == "matrix":
@@ -93,11 +96,17 @@ class Moved(nn.Module):
         return y
 
 
-@pytest.mark.parametrize("how", ["index", "list", "embedding", "matrix"])
+@pytest.mark.parametrize("how", ["index", "list", "embedding", "matrix", "several"])
 def test_few_examples_are_out_of_order(how: str) -> None:
     """Of 32 examples one is moved to the end, and with it all others by one place."""
     attack(Moved(how), batches=MANY[:1], x=_chosen([0], 0.0))
     attack(Moved(how), x=_chosen([8, 10], 2.0))
+
+
+@pytest.mark.parametrize("how", ["index", "list", "several"])
+def test_an_example_that_is_not_looked_at_is_out_of_order(how: str) -> None:
+    """Nor do the guard's unusual values reach the column that says so."""
+    attack(Moved(how, 3), batches=MANY[:1], x=_chosen([5], 0.0, 3))
 
 
 MODULES: dict[str, tuple[nn.Module, Tensor]] = {
