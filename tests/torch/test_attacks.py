@@ -232,6 +232,17 @@ def _once_more(model: Any, batch: Any, memory: Memory) -> Tensor:
     return loss
 
 
+def _blended_with_earlier(kept: Callable[[Tensor], Tensor]) -> Own:
+    def own(model: Any, batch: Any, memory: Memory) -> Tensor:
+        x, before = batch[0], memory.get("before")
+        if before is not None and len(before) == len(x):
+            x = 0.5 * x + 0.5 * before
+        memory["before"] = kept(batch[0])
+        return F.cross_entropy(model(x), batch[1])
+
+    return own
+
+
 def _halves(model: Any, batch: Any, memory: Memory) -> Tensor:
     half = len(batch[0]) // 2
     parts = [slice(None)] if half == 0 else [slice(half), slice(half, None)]
@@ -376,6 +387,8 @@ PROGRAMS: dict[str, Own] = {
     "hook on the outputs": _hooked,
     "hook on the module": _hooked_module,
     "the last batch once more": _once_more,
+    "blended with the last batch": _blended_with_earlier(lambda x: x),
+    "blended with a copy of the last batch": _blended_with_earlier(torch.clone),
     "two halves": _halves,
     "another order": _other_order,
     "centred": _centred,
@@ -601,11 +614,32 @@ class Support(nn.Module):
         return y
 
 
+class Added(nn.Module):
+    """Two inputs with a row for each example."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(5, 3)
+
+    def forward(self, x: Tensor, other: Tensor) -> Tensor:
+        y: Tensor = self.layer(x + other)
+        return y
+
+
 def test_the_batch_as_a_second_input() -> None:
     def own(model: Any, batch: Any, memory: Memory) -> Tensor:
         return F.cross_entropy(model(batch[0], batch[0]), batch[1])
 
     attack(Support(), own)
+
+
+def test_the_last_batch_as_a_second_input() -> None:
+    def own(model: Any, batch: Any, memory: Memory) -> Tensor:
+        before = memory.get("before", batch[0])
+        memory["before"] = batch[0]
+        return F.cross_entropy(model(batch[0], before), batch[1])
+
+    attack(Added(), own)
 
 
 def test_schedules_are_taken_where_they_are_public() -> None:

@@ -277,10 +277,17 @@ class LossGuard:
         """Refuse inputs of the module whose rows hold something of other examples of the batch."""
         self._batch_of_inputs = None
         self._batch_is_known = any(isinstance(t, TracedTensor) for t in tensors_of(inputs))
+        seen: set[int] = set()
         for place, tensor in enumerate(tensors_of(inputs)):
             node = node_of(tensor)
             steps = history(node)
             numbers = {s.number for s in steps if isinstance(s, FromBatch)}
+            seen |= numbers
+            if self.verify and len(seen) > 1:
+                raise UnverifiedError(
+                    "Expected inputs of the module from one batch, found some of several: a row "
+                    "that is in two of them would count twice."
+                )
             self._batch_of_inputs = max(numbers, default=self._batch_of_inputs or 0) or None
             if numbers - {self._number}:
                 self.other_batch()
