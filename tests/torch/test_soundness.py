@@ -353,6 +353,16 @@ class TestNormalisers:
         """Also where the batch at hand has no padding, so that it would make no difference."""
         refused(Tagger(), loss, WORDS, LABELS if padded else LABELS.clamp(min=0))
 
+    def test_that_python_has_read_are_refused(self) -> None:
+        def read(out: Tensor, y: Tensor) -> Tensor:
+            mask = (y >= 0).float()
+            losses = F.cross_entropy(out.transpose(1, 2), y, reduction="none")
+            return (losses * mask).sum() / float(mask.sum())
+
+        run = private(Tagger(), TensorDataset(WORDS, LABELS), 12, loss_reduction="sum")
+        with pytest.raises(UnverifiedError, match="a loss with the number"):
+            run.epoch(read)
+
     def test_of_weights_are_refused(self) -> None:
         refused(nn.Linear(5, 3), weighted, X, Y, "keep examples apart")
 
@@ -545,6 +555,14 @@ class TestLoops:
         with pytest.raises(UnverifiedError, match="an earlier batch"):
             run.epoch(centred)
         assert run.optimizer.releases == 1
+
+    def test_inputs_computed_from_an_earlier_batch_are_refused(self) -> None:
+        run = private(data=TensorDataset(X, Y), batch_size=4)
+        batches = iter(run.loader)
+        twice = 2 * next(batches)[0]
+        next(batches)
+        with pytest.raises(UnverifiedError, match="an earlier batch"):
+            run.module(twice)
 
     def test_metrics_over_many_batches_are_accepted(self) -> None:
         run = private(data=TensorDataset(X, Y), batch_size=4)
