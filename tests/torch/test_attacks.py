@@ -334,6 +334,12 @@ def _closure(model: Any, batch: Any, memory: Memory) -> Tensor:
     return PerExampleLoss(lambda o, y: F.cross_entropy(o - mean, y))(outputs, batch[1])
 
 
+def _written(model: Any, batch: Any, memory: Memory) -> Tensor:
+    outputs, centre = model(batch[0]), torch.zeros(3)
+    centre.copy_(outputs.detach().mean(0))
+    return F.cross_entropy(outputs - centre, batch[1])
+
+
 def _class_weights(model: Any, batch: Any, memory: Memory) -> Tensor:
     weights = 1 / torch.bincount(batch[1], minlength=3).clamp(min=1)
     criterion = partial(F.cross_entropy, weight=weights, reduction="sum")
@@ -378,6 +384,7 @@ PROGRAMS: dict[str, Own] = {
     "attribute set by the loop": _set_in_the_loop,
     "list filled by the loop": _memory_bank,
     "closure of a criterion": _closure,
+    "written into a tensor of one's own": _written,
     "class weights in a criterion": _class_weights,
     "observed targets": _observed_targets,
     "a loud column": _loudest,

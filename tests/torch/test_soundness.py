@@ -578,6 +578,37 @@ class TestLoops:
         assert float(total) > 0
 
 
+class Holder(nn.Module):
+    centre: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.frozen = nn.Linear(5, 3), nn.Parameter(torch.zeros(5), requires_grad=False)
+        self.register_buffer("centre", torch.zeros(5))
+        self.bank = [torch.zeros(5)]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x)
+
+    def keep(self, where: str, mean: Tensor) -> None:
+        kept = nn.Parameter(mean, requires_grad=False) if where == "frozen" else mean
+        setattr(self, where, [mean] if where == "bank" else kept)
+
+    def write(self, where: str, mean: Tensor) -> None:
+        (self.bank[0] if where == "bank" else getattr(self, where)).copy_(mean)
+
+
+@pytest.mark.parametrize("how", [Holder.keep, Holder.write], ids=["kept", "written"])
+@pytest.mark.parametrize("where", ["bank", "centre", "frozen"])
+def test_modules_that_hold_something_of_a_batch_are_refused(how: Any, where: str) -> None:
+    module = Holder()
+    run = private(module, TensorDataset(X, Y), 12)
+    x, _ = next(iter(run.loader))
+    how(module, where, x.mean(0))
+    with pytest.raises(UnverifiedError, match=f"holds nothing of the batches.* in {where}:"):
+        run.module(x)
+
+
 class TestVerification:
     def count(self, run: Run, passes: int) -> int:
         for _ in range(passes):

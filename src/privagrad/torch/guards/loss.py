@@ -308,13 +308,10 @@ class LossGuard:
         if not self.verify:
             return
         for name, part in module.named_modules():
-            kept = [*vars(part).items(), *part._buffers.items(), *part._parameters.items()]
+            kept = [*part._buffers.items(), *part._parameters.items(), *vars(part).items()]
             for own, value in kept:
-                if isinstance(value, list | tuple | dict):
-                    held = any(isinstance(x, TracedTensor) for x in tree_leaves(value))
-                else:
-                    held = isinstance(value, TracedTensor) or self._was_written(value)
-                if held:
+                inner = tree_leaves(value) if isinstance(value, list | tuple | dict) else [value]
+                if any(isinstance(x, TracedTensor) or self._was_written(x) for x in inner):
                     raise UnverifiedError(
                         "Expected a module that holds nothing of the batches, found something "
                         f"computed from one in {f'{name}.{own}'.strip('.')}: it would be used, and "
