@@ -218,6 +218,12 @@ def _hooked(model: Any, batch: Any, memory: Memory) -> Tensor:
     return F.cross_entropy(outputs, batch[1])
 
 
+def _hooked_row(model: Any, batch: Any, memory: Memory) -> Tensor:
+    outputs = model(batch[0])
+    outputs.register_hook(lambda g: torch.cat([g[:1] + g[1:].sum(0), g[1:]]))
+    return F.cross_entropy(outputs, batch[1])
+
+
 def _hooked_module(model: Any, batch: Any, memory: Memory) -> Tensor:
     if not model._backward_pre_hooks:
         model.register_full_backward_pre_hook(lambda _, g: tuple(x - x.mean(0) / 2 for x in g))
@@ -392,6 +398,7 @@ PROGRAMS: dict[str, Own] = {
     "view of the input in place": _view_of_input,
     "centred by numpy": _by_numpy,
     "hook on the outputs": _hooked,
+    "hook on a row of the outputs": _hooked_row,
     "hook on the module": _hooked_module,
     "the last batch once more": _once_more,
     "blended with the last batch": _blended_with_earlier(lambda x: x),
@@ -403,7 +410,7 @@ PROGRAMS: dict[str, Own] = {
 }
 
 
-SEEN_RAW = {"hook on the outputs", "hook on the module"}
+SEEN_RAW = {"hook on the outputs", "hook on a row of the outputs", "hook on the module"}
 UNSEEN = {
     "loader": {"adversarial"},
     "raw": PROGRAMS.keys() - SEEN_RAW,

@@ -143,6 +143,21 @@ def test_paths_from_outputs_to_losses_may_change() -> None:
     assert_same(engine_sum(module, both, words, labels, "ball", 0.4), expected)
 
 
+def test_masks_that_change_from_batch_to_batch() -> None:
+    """As many words in both batches, of other sentences."""
+    torch.manual_seed(0)
+    module, words = Tagger(), torch.randint(0, 9, (6, 5))
+    labels = torch.randint(0, 3, (6, 5))
+    labels[0, 1:] = labels[4, 1:] = -1
+    expected = engine_sum(module, PADDED["masked"], words[3:], labels[3:], "ball", 0.4)
+    run = private(
+        module, TensorDataset(words, labels), 3, max_grad_norm=0.4,
+        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.0),
+    )  # fmt: skip
+    run.epoch(PADDED["masked"])
+    assert_same(run.gradients, expected)
+
+
 def test_padding_is_shown_as_pytorch_shows_it() -> None:
     module, words = Tagger(), torch.randint(0, 9, (6, 5))
     labels = torch.randint(0, 3, (6, 5))

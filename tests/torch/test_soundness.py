@@ -281,6 +281,13 @@ class TestUnseenLosses:
                 torch.autograd.backward([F.cross_entropy(run.module(x), y)])
         assert run.optimizer.releases == 0
 
+    def test_through_autograd_after_another_loss(self) -> None:
+        run = private(data=TensorDataset(X, Y), batch_size=6)
+        first, (x, y) = run.loader
+        run.step(F.cross_entropy, *first)
+        with pytest.raises(RuntimeError, match="has not seen the loss"):
+            torch.autograd.backward([over_the_batch(run.module(x), y)])
+
     def test_scripted(self) -> None:
         with pytest.warns(DeprecationWarning, match="deprecated"):
             scripted = torch.jit.script(over_the_batch)
