@@ -429,6 +429,10 @@ class TestRepeats:
         data = self.DIFFERENT[name]
         assert rows_of(DataLoader(data, batch_size=2)) == len(data)
 
+    def test_a_row_that_a_sampler_repeats_is_once_in_a_batch(self) -> None:
+        x, _ = next(iter(of(loader={"sampler": [3, 0, 3, torch.tensor(3), 1]}).loader))
+        assert torch.equal(x.as_subclass(Tensor), self.DATA.tensors[0][[3, 0, 1]])
+
     def test_a_million_rows(self) -> None:
         data = TensorDataset(torch.zeros(1_000_000))
         twice = ConcatDataset([data, Subset(data, [999_999])])
