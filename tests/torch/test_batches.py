@@ -377,6 +377,15 @@ class TestRandomCollate:
         assert drawn() == expected
 
 
+def test_more_tensors_for_several_rows_are_refused() -> None:
+    def collate(rows: list[Any]) -> Any:
+        x, y = default_collate(rows)
+        return (x, y, x.mean(0)) if len(rows) > 1 else (x, y)
+
+    with pytest.raises(ValueError, match="collate_fn"):
+        next(iter(of(collate).loader))
+
+
 class TestColumns:
     def test_a_large_column_does_not_hide_the_others(self) -> None:
         def collate(rows: list[Any]) -> Any:
@@ -573,6 +582,11 @@ class TestPadding:
         verified = [bool(collate(self.ROWS).alone) for _ in range(9)]
         assert verified == [True, True, False, True, False, False, False, True, False]
         assert CollateAny(padded, Sentences(), verify=False)(self.ROWS).alone == {}
+
+    def test_the_first_batch_of_different_lengths_is_verified(self) -> None:
+        collate, even = CollateAny(padded, Sentences()), [Sentences()[3], Sentences()[10]]
+        verified = [bool(collate(rows).alone) for rows in (even, even, self.ROWS, even, self.ROWS)]
+        assert verified == [False, False, True, False, False]
 
     @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
     @pytest.mark.parametrize("workers", [0, 2])
