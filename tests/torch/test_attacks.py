@@ -249,6 +249,26 @@ def _blended_with_earlier(kept: Callable[[Tensor], Tensor]) -> Own:
     return own
 
 
+def _criterion_of_earlier(kept: Callable[[Tensor], Tensor]) -> Own:
+    """The criterion sees rows of the last batch beside those of this one."""
+    criterion = PerExampleLoss(lambda out, y, other: F.cross_entropy(out - other[:, :3], y))
+
+    def own(model: Any, batch: Any, memory: Memory) -> Tensor:
+        before = memory.get("before", batch[0])
+        memory["before"] = kept(batch[0])
+        before = before if len(before) == len(batch[0]) else batch[0]
+        loss: Tensor = criterion(model(batch[0]), batch[1], before)
+        return loss
+
+    return own
+
+
+def _other_targets_later(model: Any, batch: Any, memory: Memory) -> Tensor:
+    """The third batch, which would not be looked at, has the outputs in another order."""
+    order = torch.arange(len(batch[0])).roll(int(memory["step"] == 2))
+    return F.cross_entropy(model(batch[0])[order], batch[1])
+
+
 def _halves(model: Any, batch: Any, memory: Memory) -> Tensor:
     half = len(batch[0]) // 2
     parts = [slice(None)] if half == 0 else [slice(half), slice(half, None)]
@@ -403,6 +423,9 @@ PROGRAMS: dict[str, Own] = {
     "the last batch once more": _once_more,
     "blended with the last batch": _blended_with_earlier(lambda x: x),
     "blended with a copy of the last batch": _blended_with_earlier(torch.clone),
+    "criterion of the last batch": _criterion_of_earlier(lambda x: x),
+    "criterion of a copy of the last batch": _criterion_of_earlier(torch.clone),
+    "targets in another order later": _other_targets_later,
     "two halves": _halves,
     "another order": _other_order,
     "centred": _centred,
@@ -735,11 +758,16 @@ def whole_mean(out: Tensor, sums: Tensor, mask: Tensor) -> Tensor:
     return F.mse_loss(out * mask, sums * mask)
 
 
+def whole_sum(out: Tensor, sums: Tensor, mask: Tensor) -> Tensor:
+    return (out - sums).square().sum(1).mean()
+
+
 PADDED: dict[str, tuple[str, Any, bool]] = {
     "mean of all": ("mean", None, False),
     "last state": ("last", None, False),
     "maximum": ("maximum", None, False),
     "mean over the length of the batch": ("tokens", whole_mean, False),
+    "sum over the length of the batch": ("tokens", whole_sum, False),
     "the same in a criterion": ("tokens", PerExampleLoss(whole_mean), False),
     "masked mean": ("masked mean", None, True),
     "state at its own end": ("own last", None, True),

@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import random
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -277,17 +277,12 @@ class LossGuard:
         """Refuse inputs of the module whose rows hold something of other examples of the batch."""
         self._batch_of_inputs = None
         self._batch_is_known = any(isinstance(t, TracedTensor) for t in tensors_of(inputs))
-        seen: set[int] = set()
+        if self.verify:
+            _refuse_several_batches(tensors_of(inputs), "inputs of the module")
         for place, tensor in enumerate(tensors_of(inputs)):
             node = node_of(tensor)
             steps = history(node)
             numbers = {s.number for s in steps if isinstance(s, FromBatch)}
-            seen |= numbers
-            if self.verify and len(seen) > 1:
-                raise UnverifiedError(
-                    "Expected inputs of the module from one batch, found some of several: a row "
-                    "that is in two of them would count twice."
-                )
             self._batch_of_inputs = max(numbers, default=self._batch_of_inputs or 0) or None
             if numbers - {self._number}:
                 self.other_batch()
@@ -325,6 +320,7 @@ class LossGuard:
         """Refuse values for a criterion whose rows hold something of other examples."""
         if not self.verify:
             return
+        _refuse_several_batches(tensors, "values for a criterion")
         for tensor in tensors:
             steps = history(node_of(tensor))
             self._refuse_unknown(steps)
@@ -340,13 +336,7 @@ class LossGuard:
         counts = {s.count for s in steps if isinstance(s, Output | SeparateLoss)}
         if counts == {0}:
             return
-        batches = {s.batch for s in steps if isinstance(s, Output)}
-        batches |= {s.number for s in steps if isinstance(s, FromBatch)}
-        if len(batches - {None}) > 1:
-            raise UnverifiedError(
-                "Expected a loss of one batch, found one of several: a row that is in two of them "
-                f"would count twice. {_ADVICE}"
-            )
+        _refuse_several_batches([loss], "a loss")
         if not counts or loss.node is None:
             raise UnverifiedError(
                 "Expected a loss of outputs of the private module in training mode, found none. "
@@ -569,6 +559,17 @@ class _Receipt(torch.autograd.Function):
         if ctx.node.wanted:
             ctx.node.received = gradient.detach()
         return gradient, None
+
+
+def _refuse_several_batches(tensors: Sequence[Tensor], what: str) -> None:
+    steps = [step for tensor in tensors for step in history(node_of(tensor))]
+    batches = {s.batch for s in steps if isinstance(s, Output)}
+    batches |= {s.number for s in steps if isinstance(s, FromBatch)}
+    if len(batches - {None}) > 1:
+        raise UnverifiedError(
+            f"Expected {what} of one batch, found several: a row that is in two of them would "
+            f"count twice. {_ADVICE}"
+        )
 
 
 def _received(leaf: Output) -> Tensor:
