@@ -185,6 +185,14 @@ def test_class_weights_are_factors(loss: Callable[..., Tensor]) -> None:
     assert_same(engine_sum(module, weighted, FEATURES, LABELS, "ball", 1e3), expected)
 
 
+def test_class_weights_of_rows_that_cannot_be_followed_are_refused() -> None:
+    run = private(Heads(tuple))
+    x, y = next(iter(run.loader))
+    first, second = run.module(x)
+    with pytest.raises(RuntimeError, match="whose rows belong to one example each"):
+        F.cross_entropy(torch.cat([first, second.expand(-1, 3)]), y.repeat(2), weight=WEIGHTS)
+
+
 class Heads(nn.Module):
     def __init__(self, outputs: type) -> None:
         super().__init__()

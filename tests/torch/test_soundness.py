@@ -393,6 +393,13 @@ class TestNormalisers:
     def test_that_are_constants_are_accepted(self) -> None:
         agrees(nn.Linear(5, 3), lambda out, y: F.cross_entropy(out, y) / 7.25, X, Y)
 
+    def test_that_stay_when_the_batch_changes_are_not_its_size(self) -> None:
+        """12 is the number of examples in the first batch, of their outputs in the second."""
+        run = private(nn.Linear(5, 2), table(18), batch_size=12)
+        with pytest.raises(UnverifiedError, match="put together by a sum"):
+            run.epoch(lambda out, y: out.square().sum() / 12)
+        assert run.optimizer.releases == 1
+
     def test_sums_called_means_are_refused(self) -> None:
         def summed(out: Tensor, y: Tensor) -> Tensor:
             return F.cross_entropy(out, y, reduction="sum")
@@ -627,6 +634,7 @@ class TestVerification:
         assert self.count(run, 1) == 1
         assert self.count(run, 7) == 4
         assert self.count(run, 92) == 7
+        assert run.module.loss_guard.checks == 7
 
     def test_is_made_for_other_shapes(self) -> None:
         run = private(nn.Sequential(nn.Linear(5, 3)), TensorDataset(X, Y), 12)
