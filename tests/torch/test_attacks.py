@@ -86,6 +86,8 @@ class Moved(nn.Module):
             y: Tensor = self.last(h)
         elif self.how == "list":
             y = self.last(h[order.tolist()])[back.tolist()]
+        elif self.how == "index_select":
+            y = self.last(h.index_select(0, order)).index_select(0, back)
         elif self.how == "embedding":
             y = F.embedding(back, self.last(F.embedding(order, h)))
         elif self.how == "matrix":
@@ -103,7 +105,7 @@ def test_few_examples_are_out_of_order(how: str) -> None:
     attack(Moved(how), x=_chosen([8, 10], 2.0))
 
 
-@pytest.mark.parametrize("how", ["index", "list", "several"])
+@pytest.mark.parametrize("how", ["index", "list", "index_select", "several"])
 def test_an_example_that_is_not_looked_at_is_out_of_order(how: str) -> None:
     """Nor do the guard's unusual values reach the column that says so."""
     attack(Moved(how, 3), batches=MANY[:1], x=_chosen([5], 0.0, 3))

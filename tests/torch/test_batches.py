@@ -386,6 +386,13 @@ def test_more_tensors_for_several_rows_are_refused() -> None:
         next(iter(of(collate).loader))
 
 
+def test_tensors_without_rows_are_refused_in_a_loss() -> None:
+    run = of(lambda rows: [*default_collate(rows), torch.tensor([2.0, 3.0, 4.0])])
+    x, y, scale = next(iter(run.loader))
+    with pytest.raises(UnverifiedError, match="one row for each of 16 examples"):
+        F.cross_entropy(run.module(x) * scale, y).backward()
+
+
 class TestColumns:
     def test_a_large_column_does_not_hide_the_others(self) -> None:
         def collate(rows: list[Any]) -> Any:

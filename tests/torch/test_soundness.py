@@ -360,15 +360,29 @@ class TestNormalisers:
         """Also where the batch at hand has no padding, so that it would make no difference."""
         refused(Tagger(), loss, WORDS, LABELS if padded else LABELS.clamp(min=0))
 
-    def test_that_python_has_read_are_refused(self) -> None:
+    @pytest.mark.parametrize(
+        ("number", "reason"),
+        [(float, "a loss with the number"), (lambda t: t.item() / 7, "taken from the batch")],
+        ids=["read", "computed"],
+    )
+    def test_that_python_has_are_refused(self, number: Any, reason: str) -> None:
         def read(out: Tensor, y: Tensor) -> Tensor:
             mask = (y >= 0).float()
             losses = F.cross_entropy(out.transpose(1, 2), y, reduction="none")
-            return (losses * mask).sum() / float(mask.sum())
+            return (losses * mask).sum() / number(mask.sum())
 
         run = private(Tagger(), TensorDataset(WORDS, LABELS), 12, loss_reduction="sum")
-        with pytest.raises(UnverifiedError, match="a loss with the number"):
+        with pytest.raises(UnverifiedError, match=reason):
             run.epoch(read)
+
+    def test_by_sizes_of_chosen_rows_are_refused(self) -> None:
+        def per_chosen(out: Tensor, y: Tensor) -> Tensor:
+            losses = F.cross_entropy(out.transpose(1, 2), y, reduction="none")
+            return losses.sum() / len(y[y >= 0])
+
+        run = private(Tagger(), TensorDataset(WORDS, LABELS), 6, loss_reduction="sum")
+        with pytest.raises(UnverifiedError, match=r"len\(\) of chosen rows"):
+            run.epoch(per_chosen)
 
     def test_of_weights_are_refused(self) -> None:
         refused(nn.Linear(5, 3), weighted, X, Y, "keep examples apart")
