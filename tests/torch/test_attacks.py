@@ -63,26 +63,31 @@ def linear(function: Callable[[Tensor], Tensor]) -> nn.Module:
     return nn.Sequential(Apply(function), nn.Linear(5, 3))
 
 
-def _chosen(rows: list[int], value: float) -> Tensor:
-    """X, with `value` in the last column of some rows and 1 in that of all others."""
+def _chosen(rows: list[int], value: float, column: int = 4) -> Tensor:
+    """X, with `value` in the last or another column of some rows, and 1 in that of all others."""
     x = X.clone()
-    x[:, 4] = 1.0
-    x[rows, 4] = value
+    x[:, column] = 1.0
+    x[rows, column] = value
     return x
 
 
 class Moved(nn.Module):
-    """Rows in the order of their last column, between two layers."""
+    """Rows in the order of their last or another column, between two layers."""
 
-    def __init__(self, how: str) -> None:
+    def __init__(self, how: str, column: int = 4) -> None:
         super().__init__()
-        self.first, self.last, self.how = nn.Linear(5, 6), nn.Linear(6, 3), how
+        self.first, self.last = nn.Linear(5, 6), nn.Linear(6, 3)
+        self.how, self.column = how, column
 
     def forward(self, x: Tensor) -> Tensor:
-        order = x[:, 4].argsort(stable=True, descending=True)
+        order = x[:, self.column].argsort(stable=True, descending=True)
         back, h = order.argsort(), self.first(x).tanh()
-        if self.how == "list":
-            y: Tensor = self.last(h[order.tolist()])[back.tolist()]
+        if self.how == "several" and len(x) == 1:
+            y: Tensor = self.last(h)
+        elif self.how == "list":
+            y = self.last(h[order.tolist()])[back.tolist()]
+        elif self.how == "index_select":
+            y = self.last(h.index_select(0, order)).index_select(0, back)
         elif self.how == "embedding":
             y = F.embedding(back, self.last(F.embedding(order, h)))
         elif self.how == "matrix":
@@ -93,11 +98,17 @@ class Moved(nn.Module):
         return y
 
 
-@pytest.mark.parametrize("how", ["index", "list", "embedding", "matrix"])
+@pytest.mark.parametrize("how", ["index", "list", "embedding", "matrix", "several"])
 def test_few_examples_are_out_of_order(how: str) -> None:
     """Of 32 examples one is moved to the end, and with it all others by one place."""
     attack(Moved(how), batches=MANY[:1], x=_chosen([0], 0.0))
     attack(Moved(how), x=_chosen([8, 10], 2.0))
+
+
+@pytest.mark.parametrize("how", ["index", "list", "index_select", "several"])
+def test_an_example_that_is_not_looked_at_is_out_of_order(how: str) -> None:
+    """Nor do the guard's unusual values reach the column that says so."""
+    attack(Moved(how, 3), batches=MANY[:1], x=_chosen([5], 0.0, 3))
 
 
 MODULES: dict[str, tuple[nn.Module, Tensor]] = {
@@ -126,6 +137,46 @@ MODULES: dict[str, tuple[nn.Module, Tensor]] = {
 def test_mixtures_that_few_examples_show(name: str, batches: list[list[int]]) -> None:
     module, x = MODULES[name]
     attack(module, batches=batches, x=x)
+
+
+def _one_kind_of_missing(x: Tensor) -> Tensor:
+    if x.isnan().any() and (x > 1e3).any():
+        raise ValueError("values that do not go together")
+    return torch.where(x == -1, x.mean(0), x)
+
+
+RARE: dict[str, Callable[[Tensor], Tensor]] = {
+    "missing": lambda x: torch.where(x.isnan(), x.nanmean(0), x),
+    "huge": lambda x: x / x.nan_to_num().abs().max().clamp(min=100.0),
+    "marked as missing": lambda x: torch.where(x == -1, x.mean(0), x),
+    "zero": lambda x: torch.where(x == 0, x.mean(0), x),
+    "missing in one way alone": _one_kind_of_missing,
+}
+
+
+@pytest.mark.parametrize("name", RARE)
+def test_mixtures_that_no_example_shows_are_refused_at_once(name: str) -> None:
+    run = private(linear(RARE[name]))
+    with pytest.raises(ValueError, match="treats every example by itself"):
+        run.module(X[:16])
+
+
+class Marked(nn.Module):
+    """A number that Python finds in the third batch centres its examples."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(5, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = x.numpy()
+        centre = rows.mean(0) if (rows[:, 4] == 3.5).any() else np.zeros(5, np.float32)
+        y: Tensor = self.layer(x - torch.from_numpy(centre))
+        return y
+
+
+def test_modules_that_read_numbers_are_always_verified() -> None:
+    attack(Marked(), x=_chosen([8], 3.5))
 
 
 class Kept(nn.Module):
@@ -169,6 +220,12 @@ def _hooked(model: Any, batch: Any, memory: Memory) -> Tensor:
     return F.cross_entropy(outputs, batch[1])
 
 
+def _hooked_row(model: Any, batch: Any, memory: Memory) -> Tensor:
+    outputs = model(batch[0])
+    outputs.register_hook(lambda g: torch.cat([g[:1] + g[1:].sum(0), g[1:]]))
+    return F.cross_entropy(outputs, batch[1])
+
+
 def _hooked_module(model: Any, batch: Any, memory: Memory) -> Tensor:
     if not model._backward_pre_hooks:
         model.register_full_backward_pre_hook(lambda _, g: tuple(x - x.mean(0) / 2 for x in g))
@@ -181,6 +238,37 @@ def _once_more(model: Any, batch: Any, memory: Memory) -> Tensor:
         loss = loss + 3 * F.cross_entropy(model(before[0]), before[1])
     memory["before"] = batch
     return loss
+
+
+def _blended_with_earlier(kept: Callable[[Tensor], Tensor]) -> Own:
+    def own(model: Any, batch: Any, memory: Memory) -> Tensor:
+        x, before = batch[0], memory.get("before")
+        if before is not None and len(before) == len(x):
+            x = 0.5 * x + 0.5 * before
+        memory["before"] = kept(batch[0])
+        return F.cross_entropy(model(x), batch[1])
+
+    return own
+
+
+def _criterion_of_earlier(kept: Callable[[Tensor], Tensor]) -> Own:
+    """The criterion sees rows of the last batch beside those of this one."""
+    criterion = PerExampleLoss(lambda out, y, other: F.cross_entropy(out - other[:, :3], y))
+
+    def own(model: Any, batch: Any, memory: Memory) -> Tensor:
+        before = memory.get("before", batch[0])
+        memory["before"] = kept(batch[0])
+        before = before if len(before) == len(batch[0]) else batch[0]
+        loss: Tensor = criterion(model(batch[0]), batch[1], before)
+        return loss
+
+    return own
+
+
+def _other_targets_later(model: Any, batch: Any, memory: Memory) -> Tensor:
+    """The third batch, which would not be looked at, has the outputs in another order."""
+    order = torch.arange(len(batch[0])).roll(int(memory["step"] == 2))
+    return F.cross_entropy(model(batch[0])[order], batch[1])
 
 
 def _halves(model: Any, batch: Any, memory: Memory) -> Tensor:
@@ -274,6 +362,12 @@ def _closure(model: Any, batch: Any, memory: Memory) -> Tensor:
     return PerExampleLoss(lambda o, y: F.cross_entropy(o - mean, y))(outputs, batch[1])
 
 
+def _written(model: Any, batch: Any, memory: Memory) -> Tensor:
+    outputs, centre = model(batch[0]), torch.zeros(3)
+    centre.copy_(outputs.detach().mean(0))
+    return F.cross_entropy(outputs - centre, batch[1])
+
+
 def _class_weights(model: Any, batch: Any, memory: Memory) -> Tensor:
     weights = 1 / torch.bincount(batch[1], minlength=3).clamp(min=1)
     criterion = partial(F.cross_entropy, weight=weights, reduction="sum")
@@ -318,6 +412,7 @@ PROGRAMS: dict[str, Own] = {
     "attribute set by the loop": _set_in_the_loop,
     "list filled by the loop": _memory_bank,
     "closure of a criterion": _closure,
+    "written into a tensor of one's own": _written,
     "class weights in a criterion": _class_weights,
     "observed targets": _observed_targets,
     "a loud column": _loudest,
@@ -325,8 +420,14 @@ PROGRAMS: dict[str, Own] = {
     "view of the input in place": _view_of_input,
     "centred by numpy": _by_numpy,
     "hook on the outputs": _hooked,
+    "hook on a row of the outputs": _hooked_row,
     "hook on the module": _hooked_module,
     "the last batch once more": _once_more,
+    "blended with the last batch": _blended_with_earlier(lambda x: x),
+    "blended with a copy of the last batch": _blended_with_earlier(torch.clone),
+    "criterion of the last batch": _criterion_of_earlier(lambda x: x),
+    "criterion of a copy of the last batch": _criterion_of_earlier(torch.clone),
+    "targets in another order later": _other_targets_later,
     "two halves": _halves,
     "another order": _other_order,
     "centred": _centred,
@@ -334,7 +435,7 @@ PROGRAMS: dict[str, Own] = {
 }
 
 
-SEEN_RAW = {"hook on the outputs", "hook on the module"}
+SEEN_RAW = {"hook on the outputs", "hook on a row of the outputs", "hook on the module"}
 UNSEEN = {
     "loader": {"adversarial"},
     "raw": PROGRAMS.keys() - SEEN_RAW,
@@ -383,6 +484,18 @@ def test_mixtures_behind_a_random_branch(name: str, dropout: float | None) -> No
         run.epoch()
 
 
+def test_a_random_branch_that_begins_later() -> None:
+    """The guard's own numbers would not take it, the next two of Python do."""
+    begun = False
+    run = private(Blended(lambda: begun and random.random() < 0.8), batch_size=4, data=table(8))
+    first, second = run.loader
+    run.step(F.cross_entropy, *first)
+    begun = True
+    random.seed(3)
+    with pytest.raises(ValueError, match="treats every example by itself"):
+        run.module(second[0])
+
+
 def test_random_decisions_that_concern_all_examples_alike_are_taken() -> None:
     class Depth(nn.Module):
         def __init__(self) -> None:
@@ -405,12 +518,12 @@ def test_random_decisions_that_concern_all_examples_alike_are_taken() -> None:
 class Capacity(nn.Module):
     """An expert takes four examples; three never fill it."""
 
-    def __init__(self) -> None:
+    def __init__(self, limit: int = 4) -> None:
         super().__init__()
-        self.layer, self.dropout = nn.Linear(5, 3), nn.Dropout(0.0)
+        self.layer, self.dropout, self.limit = nn.Linear(5, 3), nn.Dropout(0.0), limit
 
     def forward(self, x: Tensor) -> Tensor:
-        kept = (x[:, :1] > -9).cumsum(0) <= 4
+        kept = (x[:, :1] > -9).cumsum(0) <= self.limit
         y: Tensor = self.dropout(self.layer(x)) * kept
         return y
 
@@ -419,6 +532,17 @@ def test_capacity_beside_random_functions() -> None:
     run = private(Capacity())
     with pytest.raises(ValueError, match="treats every example by itself"):
         run.epoch()
+
+
+def test_capacity_that_begins_later() -> None:
+    module = Capacity(100)
+    run = private(module)
+    batches = list(run.loader)
+    for batch in batches[:2]:
+        run.step(F.cross_entropy, *batch)
+    module.limit = 4
+    with pytest.raises(ValueError, match="treats every example by itself"):
+        run.module(batches[2][0])
 
 
 class Clipped(nn.Module):
@@ -438,6 +562,34 @@ class Clipped(nn.Module):
 
 def test_gradients_bounded_together() -> None:
     run = private(Clipped())
+    with pytest.raises(RuntimeError, match="gradient of each example"):
+        run.epoch()
+
+
+class Hooked(nn.Module):
+    """The gradient of an activation is changed on its way back."""
+
+    def __init__(self, change: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.first, self.last, self.change = nn.Linear(5, 4), nn.Linear(4, 3), change
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.first(x)
+        if h.requires_grad:
+            h.register_hook(self.change)
+        y: Tensor = self.last(h)
+        return y
+
+
+CHANGES: dict[str, Callable[[Tensor], Tensor]] = {
+    "a little with the number of examples": lambda g: g * (1 + len(g) / 100),
+    "of all but the first": lambda g: torch.cat([g[:1], 2 * g[1:]]),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_gradients_changed_on_their_way_back(name: str) -> None:
+    run = private(Hooked(CHANGES[name]))
     with pytest.raises(RuntimeError, match="gradient of each example"):
         run.epoch()
 
@@ -467,6 +619,28 @@ def test_statistics_of_several_examples() -> None:
     assert not module.mean.any()
 
 
+class CountsMissing(nn.Module):
+    """Nothing is written as long as nothing is missing."""
+
+    missing: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(5, 3)
+        self.register_buffer("missing", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.missing += x.isnan().sum()
+        y: Tensor = self.layer(x)
+        return y
+
+
+def test_statistics_of_rare_values() -> None:
+    run = private(CountsMissing())
+    with pytest.raises(RuntimeError, match="statistics of its examples into missing"):
+        run.module(X[:16])
+
+
 class Support(nn.Module):
     """Examples are compared with all those of a second input."""
 
@@ -479,11 +653,32 @@ class Support(nn.Module):
         return y
 
 
+class Added(nn.Module):
+    """Two inputs with a row for each example."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(5, 3)
+
+    def forward(self, x: Tensor, other: Tensor) -> Tensor:
+        y: Tensor = self.layer(x + other)
+        return y
+
+
 def test_the_batch_as_a_second_input() -> None:
     def own(model: Any, batch: Any, memory: Memory) -> Tensor:
         return F.cross_entropy(model(batch[0], batch[0]), batch[1])
 
     attack(Support(), own)
+
+
+def test_the_last_batch_as_a_second_input() -> None:
+    def own(model: Any, batch: Any, memory: Memory) -> Tensor:
+        before = memory.get("before", batch[0])
+        memory["before"] = batch[0]
+        return F.cross_entropy(model(batch[0], before), batch[1])
+
+    attack(Added(), own)
 
 
 def test_schedules_are_taken_where_they_are_public() -> None:
@@ -565,11 +760,16 @@ def whole_mean(out: Tensor, sums: Tensor, mask: Tensor) -> Tensor:
     return F.mse_loss(out * mask, sums * mask)
 
 
+def whole_sum(out: Tensor, sums: Tensor, mask: Tensor) -> Tensor:
+    return (out - sums).square().sum(1).mean()
+
+
 PADDED: dict[str, tuple[str, Any, bool]] = {
     "mean of all": ("mean", None, False),
     "last state": ("last", None, False),
     "maximum": ("maximum", None, False),
     "mean over the length of the batch": ("tokens", whole_mean, False),
+    "sum over the length of the batch": ("tokens", whole_sum, False),
     "the same in a criterion": ("tokens", PerExampleLoss(whole_mean), False),
     "masked mean": ("masked mean", None, True),
     "state at its own end": ("own last", None, True),

@@ -30,8 +30,8 @@ from torch.utils.data import (
 from privagrad.torch import BatchMemoryManager, PrivacyEngine
 from privagrad.torch.guards.collation import refuse_mixing
 from privagrad.torch.guards.determinism import random_state_kept
-from privagrad.torch.guards.structure import map_tensors, tensors_of
 from privagrad.torch.guards.refusals import UnverifiedError
+from privagrad.torch.guards.structure import map_tensors, tensors_of
 from privagrad.torch.loaders import CollateAny, PrivateLoader
 from privagrad.torch.samplers import rows_of
 from tests.torch.small import Run, sgd, table
@@ -377,6 +377,22 @@ class TestRandomCollate:
         assert drawn() == expected
 
 
+def test_more_tensors_for_several_rows_are_refused() -> None:
+    def collate(rows: list[Any]) -> Any:
+        x, y = default_collate(rows)
+        return (x, y, x.mean(0)) if len(rows) > 1 else (x, y)
+
+    with pytest.raises(ValueError, match="collate_fn"):
+        next(iter(of(collate).loader))
+
+
+def test_tensors_without_rows_are_refused_in_a_loss() -> None:
+    run = of(lambda rows: [*default_collate(rows), torch.tensor([2.0, 3.0, 4.0])])
+    x, y, scale = next(iter(run.loader))
+    with pytest.raises(UnverifiedError, match="one row for each of 16 examples"):
+        F.cross_entropy(run.module(x) * scale, y).backward()
+
+
 class TestColumns:
     def test_a_large_column_does_not_hide_the_others(self) -> None:
         def collate(rows: list[Any]) -> Any:
@@ -428,6 +444,10 @@ class TestRepeats:
     def test_different_rows_are_accepted(self, name: str) -> None:
         data = self.DIFFERENT[name]
         assert rows_of(DataLoader(data, batch_size=2)) == len(data)
+
+    def test_a_row_that_a_sampler_repeats_is_once_in_a_batch(self) -> None:
+        x, _ = next(iter(of(loader={"sampler": [3, 0, 3, torch.tensor(3), 1]}).loader))
+        assert torch.equal(x.as_subclass(Tensor), self.DATA.tensors[0][[3, 0, 1]])
 
     def test_a_million_rows(self) -> None:
         data = TensorDataset(torch.zeros(1_000_000))
@@ -569,6 +589,11 @@ class TestPadding:
         verified = [bool(collate(self.ROWS).alone) for _ in range(9)]
         assert verified == [True, True, False, True, False, False, False, True, False]
         assert CollateAny(padded, Sentences(), verify=False)(self.ROWS).alone == {}
+
+    def test_the_first_batch_of_different_lengths_is_verified(self) -> None:
+        collate, even = CollateAny(padded, Sentences()), [Sentences()[3], Sentences()[10]]
+        verified = [bool(collate(rows).alone) for rows in (even, even, self.ROWS, even, self.ROWS)]
+        assert verified == [False, False, True, False, False]
 
     @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
     @pytest.mark.parametrize("workers", [0, 2])

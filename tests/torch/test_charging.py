@@ -345,12 +345,14 @@ class TestSplitBatches:
         for found, one in zip(run.gradients, expected, strict=True):
             assert torch.allclose(found, one, atol=1e-6)
 
-    def test_that_are_left_pay_for_no_later_step(self) -> None:
+    @pytest.mark.parametrize("traced", [True, False])
+    def test_that_are_left_pay_for_no_later_step(self, traced: bool) -> None:
         run = private(noise_multiplier=1.0, poisson_sampling=True, batch_size=64)
         with BatchMemoryManager(
             data_loader=run.loader, max_physical_batch_size=8, optimizer=run.optimizer
         ) as parts:
             x, y = next(iter(parts))
+        x, y = (x, y) if traced else table()[:8]
         with pytest.warns(UserWarning, match="charged as if it held all rows"):
             run.step(F.cross_entropy, x, y)
         assert charged(run) == 2

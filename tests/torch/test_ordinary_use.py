@@ -143,6 +143,21 @@ def test_paths_from_outputs_to_losses_may_change() -> None:
     assert_same(engine_sum(module, both, words, labels, "ball", 0.4), expected)
 
 
+def test_masks_that_change_from_batch_to_batch() -> None:
+    """As many words in both batches, of other sentences."""
+    torch.manual_seed(0)
+    module, words = Tagger(), torch.randint(0, 9, (6, 5))
+    labels = torch.randint(0, 3, (6, 5))
+    labels[0, 1:] = labels[4, 1:] = -1
+    expected = engine_sum(module, PADDED["masked"], words[3:], labels[3:], "ball", 0.4)
+    run = private(
+        module, TensorDataset(words, labels), 3, max_grad_norm=0.4,
+        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.0),
+    )  # fmt: skip
+    run.epoch(PADDED["masked"])
+    assert_same(run.gradients, expected)
+
+
 def test_padding_is_shown_as_pytorch_shows_it() -> None:
     module, words = Tagger(), torch.randint(0, 9, (6, 5))
     labels = torch.randint(0, 3, (6, 5))
@@ -168,6 +183,14 @@ def test_class_weights_are_factors(loss: Callable[..., Tensor]) -> None:
 
     expected = looped(module, factors, FEATURES, LABELS, "ball", 1e3)
     assert_same(engine_sum(module, weighted, FEATURES, LABELS, "ball", 1e3), expected)
+
+
+def test_class_weights_of_rows_that_cannot_be_followed_are_refused() -> None:
+    run = private(Heads(tuple))
+    x, y = next(iter(run.loader))
+    first, second = run.module(x)
+    with pytest.raises(RuntimeError, match="whose rows belong to one example each"):
+        F.cross_entropy(torch.cat([first, second.expand(-1, 3)]), y.repeat(2), weight=WEIGHTS)
 
 
 class Heads(nn.Module):

@@ -147,6 +147,12 @@ class TestModules:
         with torch.no_grad():
             module(x)
 
+    def test_with_a_forward_of_their_own(self) -> None:
+        module = nn.Sequential(nn.Linear(5, 3))
+        module[0].forward = lambda x: F.linear(x - x.mean(0), module[0].weight)
+        with pytest.raises(ValueError, match="as its class defines it"):
+            private(module)
+
     def test_with_batch_normalisation(self) -> None:
         module = nn.Sequential(
             nn.Conv2d(1, 4, 3),

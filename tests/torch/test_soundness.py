@@ -210,6 +210,22 @@ def test_modules_that_mix_in_training_mode_are_refused(name: str) -> None:
     refused(MIXING[name], F.cross_entropy, X, Y)
 
 
+class OtherForOne(nn.Module):
+    """Two layers with the same weights, one of them for single examples."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.several, self.one = nn.Linear(5, 3), nn.Linear(5, 3)
+        self.one.load_state_dict(self.several.state_dict())
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.one(x) if len(x) == 1 else self.several(x)
+
+
+def test_other_layers_for_one_example_are_refused() -> None:
+    refused(OtherForOne(), F.cross_entropy, X, Y, "calls other layers")
+
+
 class Ramp:
     """A contrastive term whose weight is 0 at first."""
 
@@ -264,6 +280,13 @@ class TestUnseenLosses:
             with pytest.raises(RuntimeError, match="has not seen the loss"):
                 torch.autograd.backward([F.cross_entropy(run.module(x), y)])
         assert run.optimizer.releases == 0
+
+    def test_through_autograd_after_another_loss(self) -> None:
+        run = private(data=TensorDataset(X, Y), batch_size=6)
+        first, (x, y) = run.loader
+        run.step(F.cross_entropy, *first)
+        with pytest.raises(RuntimeError, match="has not seen the loss"):
+            torch.autograd.backward([over_the_batch(run.module(x), y)])
 
     def test_scripted(self) -> None:
         with pytest.warns(DeprecationWarning, match="deprecated"):
@@ -337,6 +360,30 @@ class TestNormalisers:
         """Also where the batch at hand has no padding, so that it would make no difference."""
         refused(Tagger(), loss, WORDS, LABELS if padded else LABELS.clamp(min=0))
 
+    @pytest.mark.parametrize(
+        ("number", "reason"),
+        [(float, "a loss with the number"), (lambda t: t.item() / 7, "taken from the batch")],
+        ids=["read", "computed"],
+    )
+    def test_that_python_has_are_refused(self, number: Any, reason: str) -> None:
+        def read(out: Tensor, y: Tensor) -> Tensor:
+            mask = (y >= 0).float()
+            losses = F.cross_entropy(out.transpose(1, 2), y, reduction="none")
+            return (losses * mask).sum() / number(mask.sum())
+
+        run = private(Tagger(), TensorDataset(WORDS, LABELS), 12, loss_reduction="sum")
+        with pytest.raises(UnverifiedError, match=reason):
+            run.epoch(read)
+
+    def test_by_sizes_of_chosen_rows_are_refused(self) -> None:
+        def per_chosen(out: Tensor, y: Tensor) -> Tensor:
+            losses = F.cross_entropy(out.transpose(1, 2), y, reduction="none")
+            return losses.sum() / len(y[y >= 0])
+
+        run = private(Tagger(), TensorDataset(WORDS, LABELS), 6, loss_reduction="sum")
+        with pytest.raises(UnverifiedError, match=r"len\(\) of chosen rows"):
+            run.epoch(per_chosen)
+
     def test_of_weights_are_refused(self) -> None:
         refused(nn.Linear(5, 3), weighted, X, Y, "keep examples apart")
 
@@ -359,6 +406,13 @@ class TestNormalisers:
 
     def test_that_are_constants_are_accepted(self) -> None:
         agrees(nn.Linear(5, 3), lambda out, y: F.cross_entropy(out, y) / 7.25, X, Y)
+
+    def test_that_stay_when_the_batch_changes_are_not_its_size(self) -> None:
+        """12 is the number of examples in the first batch, of their outputs in the second."""
+        run = private(nn.Linear(5, 2), table(18), batch_size=12)
+        with pytest.raises(UnverifiedError, match="put together by a sum"):
+            run.epoch(lambda out, y: out.square().sum() / 12)
+        assert run.optimizer.releases == 1
 
     def test_sums_called_means_are_refused(self) -> None:
         def summed(out: Tensor, y: Tensor) -> Tensor:
@@ -530,6 +584,14 @@ class TestLoops:
             run.epoch(centred)
         assert run.optimizer.releases == 1
 
+    def test_inputs_computed_from_an_earlier_batch_are_refused(self) -> None:
+        run = private(data=TensorDataset(X, Y), batch_size=4)
+        batches = iter(run.loader)
+        twice = 2 * next(batches)[0]
+        next(batches)
+        with pytest.raises(UnverifiedError, match="an earlier batch"):
+            run.module(twice)
+
     def test_metrics_over_many_batches_are_accepted(self) -> None:
         run = private(data=TensorDataset(X, Y), batch_size=4)
         total, right = torch.zeros(()), torch.zeros(())
@@ -544,6 +606,37 @@ class TestLoops:
         assert float(total) > 0
 
 
+class Holder(nn.Module):
+    centre: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.frozen = nn.Linear(5, 3), nn.Parameter(torch.zeros(5), requires_grad=False)
+        self.register_buffer("centre", torch.zeros(5))
+        self.bank = [torch.zeros(5)]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x)
+
+    def keep(self, where: str, mean: Tensor) -> None:
+        kept = nn.Parameter(mean, requires_grad=False) if where == "frozen" else mean
+        setattr(self, where, [mean] if where == "bank" else kept)
+
+    def write(self, where: str, mean: Tensor) -> None:
+        (self.bank[0] if where == "bank" else getattr(self, where)).copy_(mean)
+
+
+@pytest.mark.parametrize("how", [Holder.keep, Holder.write], ids=["kept", "written"])
+@pytest.mark.parametrize("where", ["bank", "centre", "frozen"])
+def test_modules_that_hold_something_of_a_batch_are_refused(how: Any, where: str) -> None:
+    module = Holder()
+    run = private(module, TensorDataset(X, Y), 12)
+    x, _ = next(iter(run.loader))
+    how(module, where, x.mean(0))
+    with pytest.raises(UnverifiedError, match=f"holds nothing of the batches.* in {where}:"):
+        run.module(x)
+
+
 class TestVerification:
     def count(self, run: Run, passes: int) -> int:
         for _ in range(passes):
@@ -555,6 +648,7 @@ class TestVerification:
         assert self.count(run, 1) == 1
         assert self.count(run, 7) == 4
         assert self.count(run, 92) == 7
+        assert run.module.loss_guard.checks == 7
 
     def test_is_made_for_other_shapes(self) -> None:
         run = private(nn.Sequential(nn.Linear(5, 3)), TensorDataset(X, Y), 12)
@@ -585,6 +679,13 @@ class TestVerification:
         run.epoch()
         assert float(module.calls) == 1
         assert module.training
+
+    def test_holds_norms_too(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        exact = Outer.squares
+        monkeypatch.setattr(Outer, "squares", lambda *given: 0.9 * exact(*given))
+        run = private(data=TensorDataset(X, Y))
+        with pytest.raises(UnverifiedError, match="to have the norm"):
+            run.module(X)
 
     def test_can_be_left_to_the_user_who_then_vouches(self) -> None:
         run = private(Normalised(), TensorDataset(X, Y), 12, noise_multiplier=1.0, verify=False)

@@ -37,8 +37,8 @@ class Drawn:
     """The random numbers of a pass on which Python may have decided what to compute.
 
     `numbers` has one entry for every call of a random function outside of layers: its result where
-    that is for the whole batch, None where examples have their own. `states` are those of Python's and NumPy's generators
-    before the pass; None: not kept.
+    that is for the whole batch, None where examples have their own. `states` are those of Python's
+    and NumPy's generators before the pass; None: not kept.
     """
 
     numbers: list[Tensor | None] = field(default_factory=list)
@@ -58,8 +58,8 @@ class Deterministic(TorchFunctionMode):
     """Random functions return the same for every example, whatever else is in the batch.
 
     Dropout keeps everything, random numbers are constants, permutations move everything by one.
-    The constants are what is drawn where a uniform number is `level`. Those for the whole batch are of
-    another pass, if `drawn` has them; `inside` tells whether a call is made inside of a layer.
+    The constants are what is drawn where a uniform number is `level`. Those for the whole batch are
+    of another pass, if `drawn` has them; `inside` tells whether a call is made inside of a layer.
     """
 
     used = False

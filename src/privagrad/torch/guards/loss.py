@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import random
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any
@@ -64,6 +64,7 @@ from privagrad.torch.guards.traced import TracedTensor, node_of
 from privagrad.torch.tape import Tape
 
 _USUAL = (0, 1, -1, 2, -100)
+_OF_BATCH = (TracedTensor, BatchFloat, BatchInteger)
 SCALED = ({"multiple"}, {"inverse"}, {"multiple", "inverse"})
 """Numbers that may stand for the size of the batch."""
 _ADVICE = (
@@ -80,6 +81,7 @@ class LossGuard(Following):
         self.tape, self.reduction = tape, reduction
         self.checks = 0
         self._losses: dict[int, int] = {}
+        self._structures: set[int] = set()
         self._public: set[Any] = set()
         self._batch_is_known = False
         self._scales: dict[tuple[int, float], int] = {}
@@ -141,15 +143,12 @@ class LossGuard(Following):
         numbers = {s.number for own in steps for s in own if isinstance(s, FromBatch)}
         self._batch_is_known = any(isinstance(t, TracedTensor) for t in tensors)
         self._batch_of_inputs = max(numbers, default=None)
-        if numbers - {self._number}:
+        foreign = self._number and tensors and nodes[0] is None
+        if numbers - {self._number} or foreign:
             self.other_batch()
         if not self.verify:
             return
-        if len(numbers) > 1:
-            raise UnverifiedError(
-                "Expected inputs of one batch, found those of several: a row that is in two of "
-                "them would count twice. Give the module one batch at a time."
-            )
+        _refuse_several_batches(tensors, "inputs of the module")
         for place, (tensor, node) in enumerate(zip(tensors, nodes, strict=True)):
             if node is None:
                 self._refuse_unknown_input(tensor, first=place == 0)
@@ -158,17 +157,18 @@ class LossGuard(Following):
                 self._if_due(steps[place], self._check_input)
 
     def _refuse_unknown_input(self, tensor: Tensor, first: bool) -> None:
-        """Refuse an input that may hold something of the batch and cannot be followed.
+        """Refuse an input that may hold numbers read from the batch.
 
         The first input has the rows; others may be zeros to begin with, or masks.
         """
-        doubtful = self._reads and tensor.is_floating_point() and digest(tensor) not in self._public
-        if (first and self._number) or (doubtful and bool((tensor != tensor.flatten()[:1]).any())):
+        known = not tensor.is_floating_point() or digest(tensor) in self._public
+        known = known or not tensor.numel() or bool((tensor == tensor.flatten()[0]).all())
+        if self._reads and (first or not known):
             raise UnverifiedError(
                 "Expected inputs of the module that can be followed from the data loader, found a "
-                f"tensor of shape {tuple(tensor.shape)} of unknown origin, which may hold numbers "
-                "of the batch (through numpy(), item(), torch.tensor(), a tokenizer). Prepare rows "
-                "one by one, in the data set or in collate_fn."
+                f"tensor of shape {tuple(tensor.shape)} that may hold numbers read from the batch "
+                "(numpy(), tolist(), item()). Prepare rows one by one, in the data set or in "
+                "collate_fn."
             )
         if not self._ever_read:
             self._public.add(digest(tensor))
@@ -178,12 +178,10 @@ class LossGuard(Following):
         if not self.verify:
             return
         for name, part in module.named_modules():
-            kept = [*vars(part).items(), *part._buffers.items(), *part._parameters.items()]
+            kept = [*part._buffers.items(), *part._parameters.items(), *vars(part).items()]
             for own, value in kept:
-                parts = tree_leaves(list(value) if isinstance(value, deque) else value)
-                held = any(isinstance(x, TracedTensor | BatchFloat | BatchInteger) for x in parts)
-                held = held or self.was_written(value)
-                if held:
+                inner = tree_leaves(list(value) if isinstance(value, deque) else value)
+                if any(isinstance(x, _OF_BATCH) or self.was_written(x) for x in inner):
                     raise UnverifiedError(
                         "Expected a module that holds nothing of the batches, found something "
                         f"computed from one in {f'{name}.{own}'.strip('.')}: it would be used, and "
@@ -194,6 +192,7 @@ class LossGuard(Following):
         """Refuse values for a criterion whose rows hold something of other examples."""
         if not self.verify:
             return
+        _refuse_several_batches(tensors, "values for a criterion")
         for tensor in tensors:
             steps = history(node_of(tensor))
             self._refuse_unknown(steps)
@@ -209,13 +208,7 @@ class LossGuard(Following):
         counts = {s.count for s in steps if isinstance(s, Output | SeparateLoss)}
         if counts == {0}:
             return
-        batches = {s.batch for s in steps if isinstance(s, Output)}
-        batches |= {s.number for s in steps if isinstance(s, FromBatch)}
-        if len(batches - {None}) > 1:
-            raise UnverifiedError(
-                "Expected a loss of one batch, found one of several: a row that is in two of them "
-                f"would count twice. {_ADVICE}"
-            )
+        _refuse_several_batches([loss], "a loss")
         if not counts or loss.node is None:
             raise UnverifiedError(
                 "Expected a loss of outputs of the private module in training mode, found none. "
@@ -235,8 +228,10 @@ class LossGuard(Following):
         key = signature(steps, count, rows=self._batch_is_known)
         seen = self._losses.get(key, 0) + 1
         constants = [(step, value) for step in steps for value in step.constants]
-        if self._ever_read:
+        structure = signature(steps, count, constants=False)
+        if self._ever_read and structure in self._structures:
             self._refuse_doubtful(steps, constants, count)
+        self._structures.add(structure)
         self._public.update(digest(value) for _, value in constants)
         if not seen & (seen - 1):
             self.checks += 1
@@ -438,6 +433,17 @@ def _same_gradients(
         for leaf, a, b in zip(leaves, padded, own, strict=True)
         if isinstance(leaf, Output) and a is not None and b is not None
     )
+
+
+def _refuse_several_batches(tensors: Sequence[Tensor], what: str) -> None:
+    steps = [step for tensor in tensors for step in history(node_of(tensor))]
+    batches = {s.batch for s in steps if isinstance(s, Output)}
+    batches |= {s.number for s in steps if isinstance(s, FromBatch)}
+    if len(batches - {None}) > 1:
+        raise UnverifiedError(
+            f"Expected {what} of one batch, found several: a row that is in two of them would "
+            f"count twice. {_ADVICE}"
+        )
 
 
 def _received(leaf: Output) -> Tensor:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
@@ -20,6 +21,7 @@ _BY_DIMENSION = frozenset(
      "scatter_add_", "scatter_reduce", "scatter_reduce_", "index_add", "index_add_", "index_copy",
      "index_copy_", "repeat_interleave"}
 )  # fmt: skip
+_LOOK_UPS = frozenset({"embedding", "embedding_bag"})
 _BY_MASK = frozenset(
     {"masked_select", "take", "put", "put_", "index_put", "index_put_", "nonzero", "unique",
      "masked_scatter", "masked_scatter_", "bincount"}
@@ -111,6 +113,13 @@ class Recorder(TorchFunctionMode):
 
     def _note_move(self, name: str, given: Any) -> None:
         target = given[0] if given else None
+        if name in _LOOK_UPS and len(given) > 1:
+            # The rows are looked up in the second one.
+            target = given[1]
+            if isinstance(target, Tensor) and id(target) not in self.public:
+                stays = self._is_own(given[0])
+                self.moves.append(Move(name, (target.shape[0],), stays))
+            return
         if not isinstance(target, Tensor) or id(target) in self.public:
             return
         if caller := _packing(3):
@@ -145,7 +154,7 @@ class Recorder(TorchFunctionMode):
         for part in parts:
             if part is ...:
                 dim += target.dim() - used
-            elif isinstance(part, Tensor | list):
+            elif isinstance(part, Tensor | list | np.ndarray):
                 width = part.dim() if isinstance(part, Tensor) and _is_mask(part) else 1
                 if not (isinstance(part, Tensor) and id(part) in self.public):
                     sizes += target.shape[dim : dim + width]

@@ -166,7 +166,8 @@ class Replay:
 
     Constants that have a row for each example are cut as `axes` says, by identity. Sizes that
     are those of the batch are replaced; so are numbers that a loss is multiplied with or divided
-    by, as far as `scaled` says: multiples of the batch's size, or its inverse. `lengths` are sizes that the batch is padded to, with those in their place.
+    by, as far as `scaled` says: multiples of the batch's size, or its inverse. `lengths` are sizes
+    that the batch is padded to, with those in their place.
     """
 
     count: int
