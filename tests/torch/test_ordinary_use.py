@@ -413,3 +413,24 @@ def test_frozen_parts_stay() -> None:
     run.epoch()
     assert torch.equal(module[0].weight, before)
     assert module[0].weight.grad is None
+
+
+def test_one_hot_targets_written_into_zeros() -> None:
+    def own(out: Tensor, y: Tensor) -> Tensor:
+        return (out - torch.zeros(len(y), 3).scatter_(1, y[:, None], 1.0)).square().mean()
+
+    torch.manual_seed(0)
+    module, x, y = nn.Linear(5, 3), torch.randn(12, 5), torch.randint(0, 3, (12,))
+    expected = looped(module, own, x, y, "ball", 0.4)
+    assert_same(engine_sum(module, own, x, y, "ball", 0.4), expected)
+
+
+def test_losses_of_detached_outputs_may_be_looked_at() -> None:
+    def own(out: Tensor, y: Tensor) -> Tensor:
+        assert float(F.cross_entropy(out.detach(), y)) > 0
+        return F.cross_entropy(out, y)
+
+    torch.manual_seed(0)
+    module, x, y = nn.Linear(5, 3), torch.randn(12, 5), torch.randint(0, 3, (12,))
+    expected = looped(module, own, x, y, "ball", 0.4)
+    assert_same(engine_sum(module, own, x, y, "ball", 0.4), expected)

@@ -33,7 +33,7 @@ class Following:
 
     def __init__(self, verify: bool) -> None:
         self.verify = verify
-        self._reads = self._ever_read = False
+        self._reads = self._writes = self._ever_read = False
         self._of_outputs: list[TraceNode] = []
         self._of_batch: list[TraceNode] = []
         self._numbers: dict[float, TraceNode] = {}
@@ -51,7 +51,7 @@ class Following:
             node.forget()
         self._of_batch.clear()
         self._numbers.clear()
-        self._reads = False
+        self._reads = self._writes = False
         self._number += 1
         number = self._number
         if not self.verify:
@@ -98,7 +98,7 @@ class Following:
     def node(self, made: Any, place: int, written: bool, graded: bool) -> TraceNode:
         """A new node, which lives as long as the batch it was computed from."""
         node = TraceNode(made, place, written, graded)
-        node.after_read = self._reads
+        node.after_read, node.after_write = self._reads, self._writes
         if any(source.stale for source in node.sources):
             node.forget()
         else:
@@ -118,6 +118,7 @@ class Following:
     def lost(self, tensor: Tensor) -> None:
         """A tensor into which something of the batch was written."""
         self.read(None)
+        self._writes = True
         self._lost = [old for old in self._lost if old() is not None]
         self._lost.append(weakref.ref(tensor))
 

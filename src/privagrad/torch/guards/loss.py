@@ -229,8 +229,13 @@ class LossGuard(Following):
         seen = self._losses.get(key, 0) + 1
         constants = [(step, value) for step in steps for value in step.constants]
         structure = signature(steps, count, constants=False)
-        if self._ever_read and structure in self._structures:
-            self._refuse_doubtful(steps, constants, count)
+        # Constants of a new computation are taken as they are, unless the batch has just been
+        # written elsewhere.
+        if structure not in self._structures:
+            doubtful = [(step, value) for step, value in constants if step.after_write]
+        else:
+            doubtful = constants if self._ever_read else []
+        self._refuse_doubtful(steps, doubtful, count)
         self._structures.add(structure)
         self._public.update(digest(value) for _, value in constants)
         if not seen & (seen - 1):

@@ -52,7 +52,7 @@ class TraceNode:
     node whose batch has gone is `stale`.
     """
 
-    after_read = False
+    after_read = after_write = False
     chosen: tuple[int, ...] | None = None
     """The shape of rows that the data have chosen."""
 
@@ -179,23 +179,28 @@ class Replay:
     def constants(self, given: Sequence[Any], name: str, numel: int) -> list[Any]:
         """The constants of a call; of its sizes those that are the batch's are replaced."""
         sizes = {i: x for i, x in enumerate(given) if type(x) is int} if name in SHAPES else {}
-        sizes = {i: self.lengths.get(x, x) for i, x in sizes.items()}
-        places = [i for i, x in sizes.items() if is_multiple(x, self.count)]
-        size = len(self.examples)
-        replaced = {}
-        for chosen in _choices(sizes, places):
-            replaced = {i: sizes[i] // self.count * size for i in chosen}
-            known = math.prod(x for x in (sizes | replaced).values() if x != -1)
-            exact = known == numel if -1 not in sizes.values() else known and numel % known == 0
-            if name not in ("view", "reshape") or exact:
-                break
+        own = self._own_sizes(sizes, name, numel)
         return [
-            replaced[i] if i in replaced
-            else sizes[i] if i in sizes
+            own[i] if i in own
             else x if isinstance(x, TraceNode)
             else self.constant(x, name)
             for i, x in enumerate(given)
         ]  # fmt: skip
+
+    def _own_sizes(self, sizes: dict[int, int], name: str, numel: int) -> dict[int, int]:
+        """The sizes of a call for these examples; `numel` tells which are the batch's, if any."""
+        shorter = {i: self.lengths.get(x, x) for i, x in sizes.items()}
+        reshapes = name in ("view", "reshape")
+        for known in (sizes, shorter) if reshapes else (shorter,):
+            places = [i for i, x in known.items() if is_multiple(x, self.count)]
+            for chosen in _choices(known, places):
+                replaced = {i: known[i] // self.count * len(self.examples) for i in chosen}
+                found = known | replaced
+                product = math.prod(x for x in found.values() if x != -1)
+                rest = -1 in found.values() and product and numel % product == 0
+                if not reshapes or product == numel or rest:
+                    return found
+        return shorter
 
     def constant(self, value: Any, name: str) -> Any:
         size = len(self.examples)

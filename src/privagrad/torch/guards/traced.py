@@ -63,6 +63,7 @@ class TracedTensor(torch.Tensor):
             versions = [_version(x) for x in given]
             nodes = [node_of(x) for x in given]
             guard = next((x.guard for x in given if isinstance(x, TracedTensor) and x.guard), None)
+            before = _own_target(func, given, nodes)
         made: tuple[Any, ...] | None = None
         if func in MEANS and guard is not None:
             result, made = MEANS[func](func, *args, **kwargs)
@@ -85,10 +86,14 @@ class TracedTensor(torch.Tensor):
                 # A single example would lose its dimension too.
                 single = tuple(dim for dim, size in enumerate(given[0].shape) if size == 1)
                 made = (func, [traced[0], single], {})
+            if before is not None and isinstance(result, TracedTensor):
+                # What is returned can be computed again, from the tensor as it was.
+                made = (func, *tree_unflatten([before, *traced[1:]], structure))
+                _set(result, guard, made, 0, True)
             for place, x in enumerate(given):
                 if isinstance(x, Tensor) and _version(x) != versions[place]:
                     _set(x, guard, made, place, True)
-            known = {id(x) for x in given}
+            known = {id(x) for x in (*given, result if before is not None else None)}
             for place, leaf in enumerate(tree_flatten(result)[0]):
                 if isinstance(leaf, TracedTensor) and id(leaf) not in known:
                     _set(leaf, guard, made, place, False)
@@ -106,6 +111,15 @@ _SIZES: set[Any] = {
     vars(torch._C.TensorBase)["shape"].__get__,
 }
 _NUMBERS = {*_MARKED, Tensor.__float__, Tensor.__int__, Tensor.__index__}
+
+
+def _own_target(func: Any, given: list[Any], nodes: list[Any]) -> Tensor | None:
+    """A copy of the tensor, not of the batch, that a function is about to write to."""
+    name = getattr(func, "__name__", "")
+    writes = name.endswith("_") and not name.endswith("__")
+    if not (writes and given and isinstance(given[0], Tensor) and nodes[0] is None):
+        return None
+    return given[0].detach().clone() if any(nodes) else None
 
 
 def _chosen(node: TraceNode | None) -> bool:
