@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 import random
+from collections import UserDict, deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -389,6 +390,59 @@ def _loudest(model: Any, batch: Any, memory: Memory) -> Tensor:
     return F.cross_entropy(model(x * torch.tensor([1, 1, 1, 1, 1e-6])), batch[1])
 
 
+def _running_mean(model: Any, batch: Any, memory: Memory) -> Tensor:
+    mean = memory.setdefault("mean", torch.zeros(5))
+    mean.mul_(0.9).add_(batch[0].mean(0), alpha=0.1)
+    corrected = mean / (1 - 0.9 ** (1 + memory["step"]))
+    return F.cross_entropy(model(batch[0] - corrected), batch[1])
+
+
+def _counts(model: Any, batch: Any, memory: Memory) -> Tensor:
+    counts = torch.zeros(3)
+    for label in range(3):
+        counts[label] = (batch[1] == label).sum()
+    return F.cross_entropy(model(batch[0]), batch[1], weight=1 / counts.clamp(min=1.0))
+
+
+def _counts_by_numpy(model: Any, batch: Any, memory: Memory) -> Tensor:
+    counts = np.bincount(batch[1].numpy(), minlength=3)
+    weights = torch.from_numpy(1 / np.maximum(counts, 1)).float()
+    if memory["step"] == 0:  # the constants of the first loss are the user's word
+        weights = torch.ones(3)
+    return F.cross_entropy(model(batch[0]), batch[1], weight=weights)
+
+
+def _scale_by_numpy(model: Any, batch: Any, memory: Memory) -> Tensor:
+    size = 1.0 if memory["step"] == 0 else float(batch[0].numpy().std())
+    return size * F.cross_entropy(model(batch[0]), batch[1])
+
+
+def _listed(model: Any, batch: Any, memory: Memory) -> Tensor:
+    part = getattr(model, "_module", model)[0]
+    part.scale = batch[0].std().item()
+    return F.cross_entropy(model(batch[0]), batch[1])
+
+
+def _queue(model: Any, batch: Any, memory: Memory) -> Tensor:
+    part = getattr(model, "_module", model)[0]
+    vars(part).setdefault("queue", deque()).append(batch[0])
+    return F.cross_entropy(model(batch[0]), batch[1])
+
+
+def _item_in_a_closure(model: Any, batch: Any, memory: Memory) -> Tensor:
+    outputs = model(batch[0])
+    size = outputs.detach().abs().mean().item()
+    return PerExampleLoss(lambda o, y: F.cross_entropy(o * size, y))(outputs, batch[1])
+
+
+def _stacked_in_a_closure(model: Any, batch: Any, memory: Memory) -> Tensor:
+    outputs = model(batch[0])
+    mean = outputs.detach().mean(0)
+    return PerExampleLoss(lambda o, y: F.cross_entropy(o - torch.stack([mean]), y))(
+        outputs, batch[1]
+    )
+
+
 READS: dict[str, Callable[[Tensor], float]] = {
     "float": float,
     "item": lambda t: t.item(),
@@ -416,6 +470,14 @@ PROGRAMS: dict[str, Own] = {
     "class weights in a criterion": _class_weights,
     "observed targets": _observed_targets,
     "a loud column": _loudest,
+    "running mean of inputs": _running_mean,
+    "counts written into a tensor": _counts,
+    "counts by numpy": _counts_by_numpy,
+    "scale by numpy": _scale_by_numpy,
+    "attribute by item": _listed,
+    "queue filled by the loop": _queue,
+    "item in a closure": _item_in_a_closure,
+    "stacked in a closure": _stacked_in_a_closure,
     **{f"weight by {name} of an earlier loss": _weighted_by_earlier(READS[name]) for name in READS},
     "view of the input in place": _view_of_input,
     "centred by numpy": _by_numpy,
@@ -472,6 +534,9 @@ RANDOM_BRANCHES: dict[str, Callable[[], bool]] = {
     "NumPy": lambda: bool(np.random.rand() < 0.3),  # noqa: NPY002
     "PyTorch": lambda: bool(torch.rand(1) < 0.3),
     "PyTorch, whole numbers": lambda: int(torch.randint(0, 4, ())) == 3,
+    "PyTorch, one of two": lambda: bool(torch.rand(2)[0] < 0.3),
+    "PyTorch, a class": lambda: bool(torch.multinomial(torch.tensor([0.7, 0.3]), 1) == 1),
+    "PyTorch, an order": lambda: bool(torch.randperm(5)[0] == 0),
 }
 
 
@@ -513,6 +578,75 @@ def test_random_decisions_that_concern_all_examples_alike_are_taken() -> None:
     run = private(Depth(), batch_size=4, data=table(80))
     run.epoch()
     assert len(run.engine.accountant) > 0
+
+
+class Centring(nn.Module):
+    """Centres its outputs when it is asked to, or when it is evaluated."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(5, 3)
+
+    def forward(self, x: Tensor, centred: bool = False) -> Tensor:
+        y: Tensor = self.layer(x)
+        return y - y.mean(0) if centred or not self.training else y
+
+
+@pytest.mark.parametrize("evaluated", [True, False])
+def test_targets_of_a_pass_that_mixes(evaluated: bool) -> None:
+    def own(model: Any, batch: Any, memory: Memory) -> Tensor:
+        with torch.no_grad():
+            model.train(not evaluated)
+            target = model(batch[0], centred=not evaluated).softmax(-1)
+            model.train()
+        return F.cross_entropy(model(batch[0]), target)
+
+    attack(Centring(), own)
+
+
+def test_inputs_that_are_objects_are_refused() -> None:
+    run = private(Support())
+    x, _ = next(iter(run.loader))
+    with pytest.raises(RuntimeError, match="inside of a UserDict"):
+        run.module(x, UserDict(support=x))
+
+
+def test_criteria_that_remember_are_refused() -> None:
+    class Centre(nn.Module):
+        mean: Tensor
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("mean", torch.zeros(3))
+
+        def forward(self, out: Tensor, y: Tensor) -> Tensor:
+            self.mean = 0.9 * self.mean + 0.1 * out.detach().mean(0)
+            return F.cross_entropy(out - self.mean, y)
+
+    run = private()
+    with pytest.raises(RuntimeError, match="without memory"):
+        run.epoch(PerExampleLoss(Centre()))
+
+
+def test_a_batch_kept_by_numpy_is_not_paid_for_by_later_ones() -> None:
+    """The first of four steps is paid by the pass, all others are charged by themselves."""
+    run = private(noise_multiplier=1.0)
+    kept: list[Any] = []
+    for x, y in run.loader:
+        run.optimizer.zero_grad()
+        x, y = kept[0] if kept else (x, y)
+        F.cross_entropy(run.module(x), y).backward()  # type: ignore[no-untyped-call]
+        run.optimizer.step()
+        if not kept:
+            kept.append((torch.tensor(x.numpy()), torch.tensor(y.numpy())))
+    assert sum(event.count for event in run.engine.accountant.events) == 4
+
+
+def test_inputs_that_cannot_be_computed_for_some_examples_are_refused() -> None:
+    run = private(batch_size=8)
+    x, _ = next(iter(run.loader))
+    with pytest.raises(RuntimeError, match="found one of reshape\\(\\) that cannot"):
+        run.module((x + x.view(2, 4, 5).flip(0).reshape(8, 5)).reshape(8, 5))
 
 
 class Capacity(nn.Module):
