@@ -18,6 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from privagrad.torch import public
 from tests.torch.fuzz_modules import RoundTrip, logits_of
 
 IGNORED = -100
@@ -149,7 +150,8 @@ ORDINARY: dict[str, Program] = {
         "hinge": lambda s: F.relu(1 - s.flat[:, 0] * s.weights).mean(),
         "logged": _logged,
         "two terms": _two_terms,
-        "ramp of a penalty": lambda s: _cross_entropy(s) + 0.1 * s.number * s.flat.square().mean(),
+        "ramp of a penalty": lambda s: _cross_entropy(s)
+        + public(0.1 * s.number) * s.flat.square().mean(),
     }.items()
 }  # fmt: skip
 

@@ -66,7 +66,11 @@ class PrivateModule(nn.Module):
         tape = self._tape
         if not (self.training and torch.is_grad_enabled() and tape.parameters):
             # What is computed without training is followed as that of any other function.
-            return self._module(*args, **kwargs)
+            outputs = self._module(*args, **kwargs)
+            for part in self._module.modules() if tape.parameters else ():
+                kept = [name for name, value in vars(part).items() if node_of(value) is not None]
+                vars(part).update({name: untraced(vars(part)[name]) for name in kept})
+            return outputs
         self._refuse_changes()
         self.loss_guard.check_state(self._module)
         _refuse_autocast((args, kwargs))

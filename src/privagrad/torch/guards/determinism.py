@@ -181,10 +181,17 @@ def normals(shape: torch.Size) -> Tensor:
     return torch.from_numpy(np.random.default_rng().standard_normal(tuple(shape)))
 
 
-RANDOM_FUNCTIONS = frozenset(_REPLACED) - {
-    "lstm", "gru", "rnn_tanh", "rnn_relu", "scaled_dot_product_attention",
-    "multi_head_attention_forward",
-}  # fmt: skip
+_WITH_DROPOUT = frozenset(
+    {"lstm", "gru", "rnn_tanh", "rnn_relu", "scaled_dot_product_attention",
+     "multi_head_attention_forward"}
+)  # fmt: skip
+
+
+def is_random(name: str, constants: list[Any]) -> bool:
+    """Whether a call draws random numbers, as far as its name and its constants tell."""
+    if name in _WITH_DROPOUT:
+        return any(isinstance(value, float) and 0 < value < 1 for value in constants)
+    return name in _REPLACED
 
 
 @dataclass

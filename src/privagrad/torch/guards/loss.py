@@ -20,8 +20,8 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from privagrad.torch.guards.determinism import (
-    RANDOM_FUNCTIONS,
     Deterministic,
+    is_random,
     random_state_kept,
 )
 from privagrad.torch.guards.following import Following
@@ -98,7 +98,7 @@ class LossGuard(Following):
             if self.verify:
                 self._check(loss)
             steps = history(loss.node)
-            if any(isinstance(s, SeparateLoss) or s.name in RANDOM_FUNCTIONS for s in steps):
+            if any(isinstance(s, SeparateLoss) or is_random(s.name, s.constants) for s in steps):
                 # Gradients of that loss arrive at the outputs too; random ones are others.
                 self._expected.clear()
             # Let go of everything the loss was computed from.
