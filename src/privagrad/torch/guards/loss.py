@@ -161,17 +161,21 @@ class LossGuard(Following):
 
         The first input has the rows; others may be zeros to begin with, or masks.
         """
-        known = not tensor.is_floating_point() or digest(tensor) in self._public
-        known = known or not tensor.numel() or bool((tensor == tensor.flatten()[0]).all())
-        if self._reads and (first or not known):
+        if self._reads and (first or not self._is_known(tensor)):
             raise UnverifiedError(
                 "Expected inputs of the module that can be followed from the data loader, found a "
                 f"tensor of shape {tuple(tensor.shape)} that may hold numbers read from the batch "
                 "(numpy(), tolist(), item()). Prepare rows one by one, in the data set or in "
                 "collate_fn."
             )
-        if not self._ever_read:
+        if not (first or self._ever_read):
             self._public.add(digest(tensor))
+
+    def _is_known(self, tensor: Tensor) -> bool:
+        """Whether a tensor holds classes, or one number everywhere, or was seen before any read."""
+        if not tensor.is_floating_point() or not tensor.numel():
+            return True
+        return digest(tensor) in self._public or bool((tensor == tensor.flatten()[0]).all())
 
     def check_state(self, module: nn.Module) -> None:
         """Refuse a module into which the loop has put something of a batch."""
@@ -237,7 +241,7 @@ class LossGuard(Following):
             doubtful = constants if self._ever_read else []
         self._refuse_doubtful(steps, doubtful, count)
         self._structures.add(structure)
-        self._public.update(digest(value) for _, value in constants)
+        self._public.update(digest(v) for _, v in constants if not _has_rows(v, count))
         if not seen & (seen - 1):
             self.checks += 1
             check(steps)
@@ -256,8 +260,10 @@ class LossGuard(Following):
             if step.name in SHAPES or isinstance(value, nn.Parameter | PublicNumber):
                 continue
             if isinstance(value, Tensor):
-                rows = next(row_layouts(value.shape, count), None) if value.dim() else None
-                doubtful = value.is_floating_point() and (rows is None or step.after_read)
+                doubtful = value.is_floating_point()
+                if _has_rows(value, count):
+                    # Rows are new in every batch.
+                    doubtful = doubtful and step.after_read
             else:
                 doubtful = isinstance(value, int | float) and value not in _USUAL
                 doubtful = doubtful and not {value, 1 / value} & sizes
@@ -467,6 +473,13 @@ def _mixing(reason: str) -> UnverifiedError:
         f"Expected a loss that is a sum or a mean over examples, found one in which {reason}: no "
         f"bound on one example's influence would hold. {_ADVICE}"
     )
+
+
+def _has_rows(value: Any, count: int) -> bool:
+    """Whether a constant is a tensor that may have a row for each example."""
+    if not isinstance(value, Tensor) or not value.dim():
+        return False
+    return next(row_layouts(value.shape, count), None) is not None
 
 
 def _sides(steps: list[TraceNode]) -> list[TraceNode]:
