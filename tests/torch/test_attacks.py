@@ -649,6 +649,38 @@ def test_inputs_that_cannot_be_computed_for_some_examples_are_refused() -> None:
         run.module((x + x.view(2, 4, 5).flip(0).reshape(8, 5)).reshape(8, 5))
 
 
+def test_what_would_fill_in_missing_values_is_refused_before_one_is_missing() -> None:
+    def filled(x: Tensor) -> Tensor:
+        missing = x.isnan()
+        return torch.where(missing, x[~missing].mean(), x)
+
+    run = private()
+    x, _ = next(iter(run.loader))
+    assert not x.isnan().any()
+    with pytest.raises(RuntimeError, match="keep examples apart"):
+        run.module(filled(x))
+
+
+def test_gradients_that_were_refused_stay_refused() -> None:
+    run = private()
+    for x, y in run.loader:
+        for _ in range(3):
+            outputs = run.module(x)
+            outputs.register_hook(lambda g: g - g.mean(0) / 2)
+            with pytest.raises(RuntimeError, match="found others"):
+                F.cross_entropy(outputs, y).backward()  # type: ignore[no-untyped-call]
+
+
+def test_outputs_of_two_batches_are_refused_in_one_loss() -> None:
+    run = private()
+    batches = iter(run.loader)
+    before, _ = next(batches)
+    x, _ = next(batches)
+    loss = run.module(before).square().mean() + run.module(x).square().mean()
+    with pytest.raises(RuntimeError, match="a loss of one batch"):
+        loss.backward()  # type: ignore[no-untyped-call]
+
+
 class Capacity(nn.Module):
     """An expert takes four examples; three never fill it."""
 
