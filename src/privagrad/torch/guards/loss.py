@@ -64,6 +64,7 @@ from privagrad.torch.guards.traced import TracedTensor, node_of
 from privagrad.torch.tape import Tape
 
 _USUAL = (0, 1, -1, 2, -100)
+_SMALL = 4096
 _OF_BATCH = (TracedTensor, BatchFloat, BatchInteger)
 SCALED = ({"multiple"}, {"inverse"}, {"multiple", "inverse"})
 """Numbers that may stand for the size of the batch."""
@@ -241,7 +242,10 @@ class LossGuard(Following):
             doubtful = constants if self._ever_read else []
         self._refuse_doubtful(steps, doubtful, count)
         self._structures.add(structure)
-        self._public.update(digest(v) for _, v in constants if not _has_rows(v, count))
+        # A small tensor may have as many rows as there are examples by chance.
+        self._public.update(
+            digest(v) for _, v in constants if not _has_rows(v, count) or v.numel() <= _SMALL
+        )
         if not seen & (seen - 1):
             self.checks += 1
             check(steps)
