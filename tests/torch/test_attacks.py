@@ -930,7 +930,21 @@ def whole_sum(out: Tensor, sums: Tensor, mask: Tensor) -> Tensor:
     return (out - sums).square().sum(1).mean()
 
 
+def padding_as_a_class(out: Tensor, sums: Tensor, mask: Tensor) -> Tensor:
+    """Cross-entropy of two classes for each token, padding among them."""
+    scores = torch.stack([out, -out], -1)
+    return F.cross_entropy(scores.view(-1, 2), (sums > 0).long().view(-1))
+
+
+def padding_ignored(out: Tensor, sums: Tensor, mask: Tensor) -> Tensor:
+    scores = torch.stack([out, -out], -1)
+    labels = torch.where(mask > 0, (sums > 0).long(), -100)
+    return F.cross_entropy(scores.view(-1, 2), labels.view(-1))
+
+
 PADDED: dict[str, tuple[str, Any, bool]] = {
+    "padding as a class": ("tokens", padding_as_a_class, False),
+    "padding ignored": ("tokens", padding_ignored, True),
     "mean of all": ("mean", None, False),
     "last state": ("last", None, False),
     "maximum": ("maximum", None, False),

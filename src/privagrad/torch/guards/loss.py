@@ -342,9 +342,9 @@ class LossGuard(Following):
             for view in self._views(steps, leaves, count, examples):
                 try:
                     if _is_mean_of_rows(steps):
+                        self._refuse_padding(steps, leaves, view, mean_of_rows=True)
                         few = replace(view, examples=examples[::2])
                         self._expected.append(alone_gradients(steps, leaves, few))
-                        self._refuse_padding(steps, leaves, view, mean_of_rows=True)
                         continue
                     found = mixing_in(steps, leaves, view, self.reduction)
                     if not found:
