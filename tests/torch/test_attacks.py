@@ -990,6 +990,39 @@ def test_padding_changes_nothing_or_is_refused(name: str, first: int) -> None:
             epoch()
 
 
+@pytest.mark.parametrize("ignored", [True, False])
+def test_padded_tokens_count_in_no_cross_entropy(ignored: bool) -> None:
+    """PyTorch's mean over the rows of one output is checked in a shorter way."""
+
+    class Tags(Dataset[Any]):
+        def __len__(self) -> int:
+            return 32
+
+        def __getitem__(self, number: int) -> Any:
+            words = torch.randint(1, 9, (LENGTHS[number],), generator=GENERATOR)
+            return words, words % 3
+
+    def padded(rows: list[Any]) -> Any:
+        words = pad_sequence([row[0] for row in rows], True)
+        return words, pad_sequence([row[1] for row in rows], True, -100 if ignored else 0)
+
+    module = nn.Sequential(nn.Embedding(9, 4), nn.Tanh(), nn.Linear(4, 3))
+    module, optimizer, loader = PrivacyEngine().make_private(
+        module=module, optimizer=sgd(module.parameters()),
+        data_loader=DataLoader(Tags(), 16, collate_fn=padded),
+        noise_multiplier=0.0, max_grad_norm=1.0, poisson_sampling=False,
+    )  # fmt: skip
+    for words, tags in loader:
+        optimizer.zero_grad()
+        loss = F.cross_entropy(module(words).view(-1, 3), tags.view(-1))
+        if not ignored:
+            with pytest.raises(RuntimeError, match="padded to"):
+                loss.backward()
+            return
+        loss.backward()
+        optimizer.step()
+
+
 def _mixup(rows: list[Any]) -> Any:
     x, *others = default_collate(rows)
     return [0.6 * x + 0.4 * x.roll(1, 0), *others]
