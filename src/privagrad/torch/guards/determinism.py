@@ -27,6 +27,10 @@ GENERATORS = frozenset(
 DRAWS = GENERATORS | {"multinomial", "randperm"}
 """Functions on whose results Python may decide what to compute."""
 
+_WITH_DROPOUT = frozenset(
+    {"lstm", "gru", "rnn_tanh", "rnn_relu", "scaled_dot_product_attention",
+     "multi_head_attention_forward"}
+)  # fmt: skip
 _CONSTANT = 0.5
 _CONSTANT_WORDS = 512
 _DROPOUT_OF_ATTENTION = 10
@@ -166,11 +170,7 @@ _REPLACED: dict[str, _Replacement] = {
     **dict.fromkeys(GENERATORS, _constant),
     "randperm": _by_one,
     "multinomial": _likeliest,
-    **dict.fromkeys(
-        ("lstm", "gru", "rnn_tanh", "rnn_relu", "scaled_dot_product_attention",
-         "multi_head_attention_forward"),
-        _without_dropout,
-    ),
+    **dict.fromkeys(_WITH_DROPOUT, _without_dropout),
     **dict.fromkeys(("rrelu", "rrelu_"), _at_rest),
     "gumbel_softmax": _softmax,
 }  # fmt: skip
@@ -179,12 +179,6 @@ _REPLACED: dict[str, _Replacement] = {
 def normals(shape: torch.Size) -> Tensor:
     """Normal numbers that are random also where random functions are deterministic."""
     return torch.from_numpy(np.random.default_rng().standard_normal(tuple(shape)))
-
-
-_WITH_DROPOUT = frozenset(
-    {"lstm", "gru", "rnn_tanh", "rnn_relu", "scaled_dot_product_attention",
-     "multi_head_attention_forward"}
-)  # fmt: skip
 
 
 def is_random(name: str, constants: list[Any]) -> bool:
@@ -266,21 +260,16 @@ def every_draw_at(level: float, tail: int) -> Iterator[Aftermath]:
     """
     rest = random.Random(tail).getstate()[1][_CONSTANT_WORDS:-1]
     words = (_word(level),) * _CONSTANT_WORDS + rest
-    of_python, key = (3, (*words, 0), None), np.array(words, dtype=np.uint32)
-    random.setstate(of_python)
-    np.random.set_state(("MT19937", key, 0, 0, 0.0))  # noqa: NPY002
+    key = np.array(words, dtype=np.uint32)
+    start = ((3, (*words, 0), None), ("MT19937", key, 0, 0, 0.0))
+    _set_states(start)
     of_torch = torch.default_generator.manual_seed(tail).get_state()
     aftermath, mode = Aftermath(), Deterministic(level=level)
     with mode:
         yield aftermath
-    of_numpy: Any = np.random.get_state()  # noqa: NPY002
-    aftermath.random = (
-        mode.used
-        or random.getstate() != of_python
-        or of_numpy[2] != 0
-        or not np.array_equal(of_numpy[1], key)
-        or not torch.equal(torch.default_generator.get_state(), of_torch)
-    )
+    aftermath.outside_torch = not _same_states(generator_states(), start)
+    moved = not torch.equal(torch.default_generator.get_state(), of_torch)
+    aftermath.random = mode.used or aftermath.outside_torch or moved
 
 
 def _word(level: float) -> int:

@@ -107,17 +107,17 @@ class Following:
 
     def escaped(self, number: Any, node: TraceNode | None) -> None:
         """A number of the batch that Python knows now."""
-        self.read(node)
+        self.read()
         if isinstance(number, int | float) and not isinstance(number, bool) and node is not None:
             self._numbers[float(number)] = node
 
-    def read(self, node: TraceNode | None) -> None:
+    def read(self) -> None:
         """Numbers of the batch have gone where they cannot be followed."""
         self._reads = self._ever_read = True
 
     def lost(self, tensor: Tensor) -> None:
         """A tensor into which something of the batch was written."""
-        self.read(None)
+        self.read()
         self._writes = True
         self._lost = [old for old in self._lost if old() is not None]
         self._lost.append(weakref.ref(tensor))

@@ -374,19 +374,14 @@ class LossGuard(Following):
         for example in padded_examples(leaves):
             padded = gradients_of(steps, leaves, replace(view, examples=[example]))
             if mean_of_rows:
-                # Means over each example's own rows: what is left to see is who counts.
-                shorter = [
-                    None if g is None else g[tuple(map(slice, f.unpadded[example].shape))]
-                    for f, g in zip(leaves, padded, strict=True)
-                ]
-                if _same_gradients(leaves, padded, shorter):
-                    continue
-            for other in [] if mean_of_rows else without_padding(leaves, example, view):
-                with suppress(*BROKEN):
-                    own = gradients_of(steps, leaves, other, rows=unpadded_rows)
-                    if _same_gradients(leaves, padded, own):
-                        break
+                # A mean over each example's own rows: what is padded must not be among them.
+                cut = [tuple(map(slice, leaf.unpadded[example].shape)) for leaf in leaves]
+                shorter = [g if g is None else g[own] for g, own in zip(padded, cut, strict=True)]
+                same = _same_gradients(leaves, padded, shorter)
             else:
+                views = without_padding(leaves, example, view)
+                same = any(_same_without(steps, leaves, padded, other) for other in views)
+            if not same:
                 raise padding_matters("the loss")
 
     def _views(
@@ -438,6 +433,17 @@ class LossGuard(Following):
             for value in step.constants:
                 if _telling(value) and (source := self._numbers.get(float(value))) is not None:
                     self._refuse_moving_rows([source], f"a loss with the number {value}")
+
+
+def _same_without(
+    steps: list[TraceNode], leaves: list[Leaf], padded: list[Tensor | None], view: Replay
+) -> bool:
+    """Whether gradients are the same without padding, where they can be computed."""
+    with suppress(*BROKEN):
+        return _same_gradients(
+            leaves, padded, gradients_of(steps, leaves, view, rows=unpadded_rows)
+        )
+    return False
 
 
 def _same_gradients(

@@ -30,7 +30,7 @@ class TracedTensor(torch.Tensor):
 
     def __format__(self, spec: str) -> str:
         if self.guard is not None:
-            self.guard.read(node_of(self))
+            self.guard.read()
         return format(untraced(self.detach()), spec)
 
     def __repr__(self) -> str:  # type: ignore[override]
@@ -78,7 +78,7 @@ class TracedTensor(torch.Tensor):
                     return of_batch(result)
                 return result
             if func in _READS or (func in _SIZES and _chosen(nodes[0])):
-                guard.read(nodes[0])
+                guard.read()
                 return result
             traced = [x if node is None else node for x, node in zip(given, nodes, strict=True)]
             made = made or (func, *tree_unflatten(traced, structure))
