@@ -31,7 +31,7 @@ test: install
 
 TIMES ?= 100
 fuzz: install
-	PRIVAGRAD_FUZZ_EXAMPLES=$(TIMES) OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 tests/test_fuzz_tables.py tests/torch/test_fuzz_models.py
+	PRIVAGRAD_FUZZ_EXAMPLES=$(TIMES) OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 tests/test_fuzz_tables.py tests/torch/guards/test_fuzz_models.py
 
 check: install
 	$(BIN)/ruff check .

@@ -18,7 +18,7 @@ from scipy.sparse import csr_array
 
 import privagrad as pg
 from benchmarks._timing import median_ratio, repeated, take_turns
-from privagrad.noise import secure_generator
+from privagrad.privacy.noise import secure_generator
 
 TURNS = 9
 

@@ -15,9 +15,9 @@ from pathlib import Path
 import torch
 from torch.utils.data import DataLoader, Subset
 
-from privagrad.experiments.language_model import read_texts
-from privagrad.torch.language.corpus import Sequences, collate
-from privagrad.torch.language.model import LanguageModel, perplexity
+from privagrad.experiments.language.corpus import Sequences, collate
+from privagrad.experiments.language.model import LanguageModel, perplexity
+from privagrad.experiments.language.runs import read_texts
 from privagrad.torch.moments import second_moments
 
 NOISE = 0.07

@@ -45,5 +45,5 @@ def repeatable_keys(request: pytest.FixtureRequest) -> Iterator[None]:
         return int.from_bytes(digest, "little") % 2**bits
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("privagrad.noise.secrets.randbits", randbits)
+        patch.setattr("privagrad.privacy.noise.secrets.randbits", randbits)
         yield

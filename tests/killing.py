@@ -22,13 +22,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from privagrad.events import GaussianEvent
-from privagrad.fitting import Wish, fingerprint, prepare, run
-from privagrad.fitting import jobs as jobs_module
-from privagrad.fitting import runs as runs_module
-from privagrad.ledger import Ledger
+from privagrad.fitting import FitRequest, fingerprint, prepare, run
+from privagrad.fitting import fit as runs_module
+from privagrad.fitting import plan as jobs_module
 from privagrad.linear import Choices
-from privagrad.mechanism import GaussianSum
+from privagrad.privacy.events import GaussianEvent
+from privagrad.privacy.ledger import Ledger
+from privagrad.privacy.mechanism import GaussianSum
 
 _CHANGES = ("BEGIN IMMEDIATE", "INSERT", "COMMIT", "PRAGMA journal_mode")
 EVENT = GaussianEvent(20.0, 2, purpose="a release")
@@ -116,8 +116,8 @@ class Points:
             file.write(text)
 
 
-def wish(folder: Path) -> Wish:
-    return Wish(
+def request(folder: Path) -> FitRequest:
+    return FitRequest(
         folder / "rows.libsvm", None, 1.5, classes=("-1", "1"), choices=Choices(steps=2),
         dataset="rows", ledger=Ledger(folder / "ledger.db"),
     )  # fmt: skip
@@ -125,7 +125,7 @@ def wish(folder: Path) -> Wish:
 
 def fit(folder: Path, _: Points) -> None:
     """A fit that a budget pays, whose rows it has the fingerprint of."""
-    run(prepare(wish(folder)), folder / "rows.model", False)
+    run(prepare(request(folder)), folder / "rows.model", False)
 
 
 def keep_account(folder: Path, points: Points) -> None:

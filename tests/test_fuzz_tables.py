@@ -26,20 +26,21 @@ from hypothesis import strategies as st
 from scipy.sparse import csr_array
 
 import privagrad as pg
-from privagrad import moments, queries
-from privagrad.categories import discover
 from privagrad.estimators._base import PrivateLinearEstimator
-from privagrad.events import GaussianEvent, SelectEvent
-from privagrad.geometry import PROJECTIONS
-from privagrad.glm import GlmGradients
-from privagrad.linear import EVALUATION, Choices, Problem, evaluation, plan_fit, run_fit
-from privagrad.linear.evaluation import evaluate
-from privagrad.losses import LOSSES
-from privagrad.mechanism import GaussianSum
+from privagrad.geometry.ellipsoid import PROJECTIONS
+from privagrad.glm.gradients import GlmGradients
+from privagrad.glm.losses import LOSSES
+from privagrad.glm.rows import as_rows
+from privagrad.linear import EVALUATION, Choices, Problem, plan_fit, run_fit
 from privagrad.methods import METHODS, Setting
-from privagrad.noise import random_source
-from privagrad.oracle import GradientOracle
-from privagrad.tables import as_rows
+from privagrad.methods.oracle import GradientOracle
+from privagrad.privacy.events import GaussianEvent, SelectEvent
+from privagrad.privacy.mechanism import GaussianSum
+from privagrad.privacy.noise import random_source
+from privagrad.queries import columns as queries
+from privagrad.queries import evaluation, moments
+from privagrad.queries.categories import discover
+from privagrad.queries.evaluation import evaluate
 
 TIMES = int(os.environ.get("PRIVAGRAD_FUZZ_EXAMPLES", "1"))
 SEEDS = st.integers(0, 2**32 - 1)

@@ -10,9 +10,9 @@ from scipy.special import gammaln
 
 import privagrad as pg
 from privagrad import theory
-from privagrad.descent import descend
 from privagrad.methods import METHODS
 from privagrad.methods._base import Setting
+from privagrad.methods.minimize import descend
 
 BOX, BALL = pg.Box(-1, 1), pg.L2Ball(1.0)
 BOUNDS = {"pasan": theory.pasan_bound, "pagan": theory.pagan_bound}

@@ -2,14 +2,16 @@
 
 from importlib import import_module
 from importlib.metadata import version
+from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from privagrad.accounting import PrivacyPlan, PrivacyReport
-from privagrad.descent import Result, minimize
-from privagrad.domains import Box, L1Ball, L2Ball, Simplex, WholeSpace
-from privagrad.events import GaussianEvent
-from privagrad.geometry import Ellipsoid
-from privagrad.losses import Loss
+from privagrad.geometry.domains import Box, L1Ball, L2Ball, Simplex, WholeSpace
+from privagrad.geometry.ellipsoid import Ellipsoid
+from privagrad.glm.losses import Loss
+from privagrad.methods.minimize import Result, minimize
+from privagrad.privacy.accounting import PrivacyPlan, PrivacyReport
+from privagrad.privacy.events import GaussianEvent
 
 if TYPE_CHECKING:
     from privagrad.estimators import (
@@ -41,9 +43,14 @@ __all__ = [
     "minimize",
 ]
 
+# Modules that version 0.1 had at the top level, such as privagrad.ledger, are still found here.
+__path__.append(str(Path(__file__).parent / "_former_paths"))
+
 
 def __getattr__(name: str) -> Any:
-    # scikit-learn is loaded when an estimator is asked for, not before.
+    # scikit-learn is loaded when an estimator is asked for, not before; so are other rooms.
     if name.startswith("Private") and name in __all__:
         return getattr(import_module("privagrad.estimators"), name)
+    if not name.startswith("_") and find_spec(f"privagrad.{name}") is not None:
+        return import_module(f"privagrad.{name}")
     raise AttributeError(f"module 'privagrad' has no attribute {name!r}")

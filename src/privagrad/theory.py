@@ -23,10 +23,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike
 
-from privagrad import _validate
-from privagrad._validate import Vector
-from privagrad.domains import Domain
-from privagrad.geometry import Ellipsoid
+from privagrad._internal import validate
+from privagrad._internal.validate import Vector
+from privagrad.geometry.domains import Domain
+from privagrad.geometry.ellipsoid import Ellipsoid
 
 _LEMMA_1 = 0.5
 _REGRET = 1.5
@@ -70,7 +70,7 @@ def lipschitz_moment(norms: ArrayLike, p: float) -> float:
     `norms`, of shape (n,), are the examples' gradient norms in ‖·‖_C, as from `Ellipsoid.norm`.
     A moment of private rows is itself private.
     """
-    sizes, order = _validate.vector("norms", norms), _order(p)
+    sizes, order = validate.vector("norms", norms), _order(p)
     if sizes.size == 0 or not np.all(sizes >= 0):
         raise ValueError("Expected one or more norms, all of them numbers >= 0.")
     largest = float(sizes.max())
@@ -86,8 +86,8 @@ def subgaussian_lipschitz_moment(
 
     `sigma` are sub-Gaussian parameters of Z - E[Z]; `mu` bounds ‖∇g(x) + E[Z]‖_C.
     """
-    deviations = _validate.positive_vector("sigma", sigma)
-    weights = _validate.positive_vector("scale", scale, dim=deviations.size)
+    deviations = validate.positive_vector("sigma", sigma)
+    weights = validate.positive_vector("scale", scale, dim=deviations.size)
     return mu + math.sqrt(_order(p)) * float(np.linalg.norm(np.sqrt(weights) * deviations))
 
 
@@ -96,8 +96,8 @@ def optimal_scale(sigma: ArrayLike, method: str) -> Vector:
 
     1/σ for "pasan", σ^(-4/3) for "pagan"; ones for "dp-sgd" and "dp-adagrad", where A = I.
     """
-    _validate.choice("method", method, _SCALE_POWERS)
-    scale: Vector = _validate.positive_vector("sigma", sigma) ** _SCALE_POWERS[method]
+    validate.choice("method", method, _SCALE_POWERS)
+    scale: Vector = validate.positive_vector("sigma", sigma) ** _SCALE_POWERS[method]
     return scale
 
 
@@ -186,7 +186,7 @@ def unknown_moments_bound(
     the stated rate only where nε is at most a power of d. `epsilon` and `delta` are PAGAN's own:
     the moments cost as much again.
     """
-    deviations, r = _validate.positive_vector("sigma", sigma), _ratio(ratio)
+    deviations, r = validate.positive_vector("sigma", sigma), _ratio(ratio)
     p, per_row = max(math.log(deviations.size), 2.0), _per_row(n, epsilon, delta)
     floored = np.maximum(deviations, deviations.max() * deviations.size**-1.5)
     least, most = ((r * factor * floored) ** (-4 / 3) / 4 for factor in (2.0, 0.5))
@@ -224,9 +224,9 @@ def required_rows(dim: int, ratio: float, epsilon: float, delta: float, beta: fl
 
     1000 r² log(8d/β) max(T √d log² r log(T/δ)/ε, r²) with T = 3/2 log d; ours: T at least 1.
     """
-    d, r = _validate.whole("dim", dim), _ratio(ratio)
-    budget, tail = _validate.positive("epsilon", epsilon), _validate.delta_of(delta)
-    if not _validate.positive("beta", beta) < 1:
+    d, r = validate.integer("dim", dim), _ratio(ratio)
+    budget, tail = validate.positive("epsilon", epsilon), validate.delta_of(delta)
+    if not validate.positive("beta", beta) < 1:
         raise ValueError(f"Expected beta in (0, 1), found beta={beta!r}.")
     rounds = max(1.5 * math.log(d), 1.0)
     private = rounds * math.sqrt(d) * math.log(r) ** 2 * math.log(rounds / tail) / budget
@@ -247,7 +247,7 @@ def advice(
     σ_j²-sub-Gaussian. DP-SGD and DP-AdaGrad count as PASAN and PAGAN with C = I. `steps` defaults
     to c n² = n²/2, Lemma 1's for batches of one.
     """
-    deviations = _validate.positive_vector("sigma", sigma)
+    deviations = validate.positive_vector("sigma", sigma)
     per_row = _per_row(n, epsilon, delta)
     p = max(math.log(deviations.size), math.log(n * epsilon), 2.0)
     count = max(1, round(_LEMMA_1 * n**2)) if steps is None else steps
@@ -266,7 +266,7 @@ class _Geometry:
     """What Theorems 1 and 2 differ in: the diameter, the trace, how gradients add up."""
 
     def __init__(self, adaptive: bool, scale: ArrayLike, domain: Domain) -> None:
-        weights = _validate.positive_vector("scale", scale)
+        weights = validate.positive_vector("scale", scale)
         self.adaptive, self.dim = adaptive, weights.size
         whole = domain.max_diameter if adaptive else domain.euclidean_diameter
         self.diameter = whole(self.dim)
@@ -283,17 +283,17 @@ class _Geometry:
 
     def radius(self, moment: float, p: float, per_row: float) -> float:
         gain = self.scaled_diameter / (self.diameter * self.trace * per_row)
-        return 2 * _validate.positive("moment", moment) * math.pow(gain, 1 / _order(p))
+        return 2 * validate.positive("moment", moment) * math.pow(gain, 1 / _order(p))
 
     def bound(
         self, sigma: ArrayLike, radius: float, moment: float, p: float, per_row: float, steps: int
     ) -> Bound:
-        deviations = _validate.positive_vector("sigma", sigma, dim=self.dim)
+        deviations = validate.positive_vector("sigma", sigma, dim=self.dim)
         price = _REGRET * self.diameter
         return Bound(
             optimization=price
             * self.add_up(deviations)
-            / math.sqrt(_validate.whole("steps", steps)),
+            / math.sqrt(validate.integer("steps", steps)),
             privacy=price * radius * self.trace * per_row / math.sqrt(_LEMMA_1),
             bias=self.scaled_diameter * _projection_bias(moment, p, radius),
         )
@@ -301,7 +301,7 @@ class _Geometry:
 
 def _projection_bias(moment: float, p: float, radius: float) -> float:
     """E‖π(g) - g‖_C ≤ (2G)^p / ((p - 1) B^{p-1}) (Lemma "projection-bias"), and at most 2G."""
-    order, most = _order(p), 2 * _validate.positive("moment", moment)
+    order, most = _order(p), 2 * validate.positive("moment", moment)
     if order == math.inf:
         return max(moment - radius, 0.0)
     if order == 1:
@@ -312,15 +312,15 @@ def _projection_bias(moment: float, p: float, radius: float) -> float:
 
 def _per_row(n: int, epsilon: float, delta: float) -> float:
     """sqrt(log(1/δ)) / (nε)."""
-    size = _validate.whole("n", n) * _validate.positive("epsilon", epsilon)
-    return math.sqrt(-math.log(_validate.delta_of(delta))) / size
+    size = validate.integer("n", n) * validate.positive("epsilon", epsilon)
+    return math.sqrt(-math.log(validate.delta_of(delta))) / size
 
 
 def _lower_bound_setting(
     sigma: ArrayLike, n: int, epsilon: float, log_power: int
 ) -> tuple[Vector, float]:
-    deviations = _validate.positive_vector("sigma", sigma)
-    size = _validate.whole("n", n) * _validate.positive("epsilon", epsilon)
+    deviations = validate.positive_vector("sigma", sigma)
+    size = validate.integer("n", n) * validate.positive("epsilon", epsilon)
     least = math.sqrt(deviations.size) * _log(deviations.size) ** log_power
     if size < least:
         raise ValueError(
@@ -335,14 +335,14 @@ def _log(dim: int) -> float:
 
 
 def _order(p: float) -> float:
-    order = _validate.positive("p", p, allow_inf=True)
+    order = validate.positive("p", p, allow_inf=True)
     if order < 1:
         raise ValueError(f"Expected p >= 1, found p={p!r}.")
     return order
 
 
 def _ratio(ratio: float) -> float:
-    r = _validate.positive("ratio", ratio)
+    r = validate.positive("ratio", ratio)
     if r <= 1:
         raise ValueError(f"Expected ratio > 1, found ratio={ratio!r}: log r must be positive.")
     return r

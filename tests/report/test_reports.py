@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from privagrad.events import GaussianEvent
-from privagrad.ledger import Ledger
-from privagrad.models import SavedModel
+from privagrad.data.models import SavedModel
+from privagrad.data.schema import Column, Schema
+from privagrad.privacy.events import GaussianEvent
+from privagrad.privacy.ledger import Ledger
 from privagrad.report.experiments import (
     write_compare_report,
     write_figure1_report,
@@ -21,7 +22,6 @@ from privagrad.report.experiments import (
 )
 from privagrad.report.fit import write_fit_report
 from privagrad.report.page import aligned
-from privagrad.schema import Column, Schema
 from tests.report.conftest import RUDE
 from tests.report.test_browser import MARKS, OPEN_ALL, OVERFLOW, SIZES
 

@@ -32,9 +32,9 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
-from privagrad.accounting import PrivacyPlan
-from privagrad.events import GaussianEvent
-from privagrad.mechanism import GaussianSum
+from privagrad.privacy.accounting import PrivacyPlan
+from privagrad.privacy.events import GaussianEvent
+from privagrad.privacy.mechanism import GaussianSum
 from privagrad.torch import BatchMemoryManager, PrivacyEngine
 from privagrad.torch.processes import Processes
 from tests.torch.small import Run, private, sgd, table

@@ -21,10 +21,10 @@ from torch.utils.data import (
     TensorDataset,
 )
 
-from privagrad.accounting import PrivacyPlan
-from privagrad.events import GaussianEvent
-from privagrad.mechanism import GaussianSum
-from privagrad.noise import random_source
+from privagrad.privacy.accounting import PrivacyPlan
+from privagrad.privacy.events import GaussianEvent
+from privagrad.privacy.mechanism import GaussianSum
+from privagrad.privacy.noise import random_source
 from privagrad.torch import BatchMemoryManager, PrivacyEngine
 from privagrad.torch.loaders import CollateAny, PoissonBatches
 from privagrad.torch.processes import Processes

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader
 
 from privagrad.torch import PrivacyEngine
 from privagrad.torch.module import PrivateModule
-from privagrad.torch.tape import Tape
+from privagrad.torch.per_example.tape import Tape
 from tests.torch.reference import (
     SCALES,
     Listed,

@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 import privagrad.torch
-from privagrad.accounting import PrivacyPlan
-from privagrad.events import GaussianEvent
+from privagrad.privacy.accounting import PrivacyPlan
+from privagrad.privacy.events import GaussianEvent
 from privagrad.torch import ExponentialGradClip, ExponentialNoise, LambdaNoise, StepNoise
 from tests.statistics import assert_scale
 from tests.torch.small import private, sgd, table

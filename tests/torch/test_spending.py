@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from privagrad.accounting import PrivacyPlan
-from privagrad.events import GaussianEvent
+from privagrad.privacy.accounting import PrivacyPlan
+from privagrad.privacy.events import GaussianEvent
 from privagrad.torch.spending import Spending
 
 EVENTS = [

@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from privagrad.ledger import BudgetError
+from privagrad.privacy.ledger import BudgetError
 
 WRONG_INPUT, REFUSED, INTERRUPTED, FAULT = 2, 3, 130, 1
 debugging = False

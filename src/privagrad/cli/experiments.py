@@ -9,7 +9,8 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 
-from privagrad import Box, L2Ball, _validate
+from privagrad import Box, L2Ball
+from privagrad._internal import validate
 from privagrad.cli._output import Json, command, say, say_where
 from privagrad.cli._output import table as show_table
 
@@ -176,13 +177,13 @@ def table1(
             "Expected --data-dir with train.txt and valid.txt, found none: give the folder, or "
             "--data-dir NEW_FOLDER --download."
         )
-    from privagrad.experiments import language_model as experiment
     from privagrad.experiments.downloads import fetch_wikitext2
+    from privagrad.experiments.language import runs as experiment
 
     names = tuple(methods.split(","))
     for name in names:
-        _validate.choice("method", name, experiment.RECIPES)
-    budgets = tuple(_validate.positive("epsilon", float(part)) for part in epsilons.split(","))
+        validate.choice("method", name, experiment.RECIPES)
+    budgets = tuple(validate.positive("epsilon", float(part)) for part in epsilons.split(","))
     if download:
         fetch_wikitext2(data_dir)
     texts = experiment.read_texts(data_dir, public_dir, vocabulary, quick)
@@ -309,8 +310,8 @@ def compare(
 
     names = tuple(CONTENDERS) if methods == "all" else tuple(methods.split(","))
     for name in names:
-        _validate.choice("method", name, CONTENDERS)
-    budgets = tuple(_validate.positive("epsilon", float(part)) for part in epsilons.split(","))
+        validate.choice("method", name, CONTENDERS)
+    budgets = tuple(validate.positive("epsilon", float(part)) for part in epsilons.split(","))
     chosen: str | FileProblem = problem
     if problem not in BUILT_IN:
         path = Path(problem)

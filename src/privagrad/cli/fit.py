@@ -50,14 +50,14 @@ def schema(
 
     `privagrad schema adult.data --no-header --names age,job,income -o schema.toml`
     """
-    from privagrad.files import sketch
-    from privagrad.schema import as_values, template
+    from privagrad.data.readers import infer_schema
+    from privagrad.data.schema import as_values, template
 
     if out is not None and out.exists():
         raise ValueError(f"Expected a new file, found {out}: it may hold what you filled in.")
     if separator is not None and len(separator) != 1:
         raise ValueError(f"Expected a separator of one character, found {separator!r}.")
-    found = sketch(table, header, separator)
+    found = infer_schema(table, header, separator)
     if names is not None:
         given = [name.strip() for name in names.split(",")]
         named = found.header
@@ -152,10 +152,10 @@ def fit(
     `privagrad fit people.csv --schema schema.toml -e 1 --dry-run`
     """
     from privagrad import fitting
-    from privagrad.ledger import Ledger
+    from privagrad.data.models import save_model
+    from privagrad.data.schema import read_schema
     from privagrad.linear import Choices
-    from privagrad.models import save_model
-    from privagrad.schema import read_schema
+    from privagrad.privacy.ledger import Ledger
 
     _check_places(out, report, test, dry_run, overwrite)
     if test is not None and table.is_file() and fitting.same_content(test, table):
@@ -166,7 +166,7 @@ def fit(
     if ledger is not None and dataset is None:
         raise ValueError("Expected --dataset NAME with --ledger, found none.")
     labels = None if classes is None else tuple(part.strip() for part in classes.split(","))
-    wish = fitting.Wish(
+    request = fitting.FitRequest(
         table,
         target,
         epsilon,
@@ -181,7 +181,7 @@ def fit(
         None if dataset is None else Ledger(ledger),
     )
     with busy(f"reading {table.name}"):
-        job = fitting.prepare(wish)
+        job = fitting.prepare(request)
     if not as_json:
         _show_plan(job)
         if loss is None and job.classes is None:
@@ -194,7 +194,7 @@ def fit(
         with busy(f"reading {test.name}"):
             model = fitting.with_test(model, fitting.scores_on(model, test), test.name)
         save_model(model, out)
-    account = wish.ledger.account(dataset) if wish.ledger and dataset else None
+    account = request.ledger.account(dataset) if request.ledger and dataset else None
     if report is not None:
         from privagrad.report.fit import write_fit_report
 

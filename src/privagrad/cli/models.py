@@ -11,10 +11,10 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 
-from privagrad._whole import written_whole
+from privagrad._internal.atomic import atomic_write
 from privagrad.cli._output import Json, LedgerPath, busy, command, say
 from privagrad.cli._output import table as show_table
-from privagrad.models import SavedModel, load_model
+from privagrad.data.models import SavedModel, load_model
 
 ModelFile = Annotated[Path, typer.Argument(help="A file that privagrad fit wrote.")]
 
@@ -45,7 +45,7 @@ def predict(
         raise ValueError(f"Expected a logistic model for --probabilities, found {fitted.loss}.")
     labels = fitted.classes if probabilities and fitted.classes else []
     count = 0
-    with written_whole(out) as file:
+    with atomic_write(out) as file:
         text = io.TextIOWrapper(file, encoding="utf-8", newline="", write_through=True)
         writer = csv.writer(text, lineterminator="\n")
         writer.writerow(["prediction", *(f"probability of {label}" for label in labels)])
@@ -83,7 +83,7 @@ def show(
     """
     fitted = load_model(model)
     if report is not None:
-        from privagrad.ledger import Ledger
+        from privagrad.privacy.ledger import Ledger
         from privagrad.report.fit import write_fit_report
 
         name = fitted.made["dataset"]
@@ -166,8 +166,8 @@ def _show(model: SavedModel, everything: bool) -> None:
 
 
 def _matrices(model: SavedModel, table: Path) -> Iterator[Any]:
-    from privagrad.files import chunks, require_table
-    from privagrad.libsvm import is_libsvm, read_libsvm
+    from privagrad.data.libsvm import is_libsvm, read_libsvm
+    from privagrad.data.readers import chunks, require_table
 
     require_table(table)
     if model.schema is None:

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from sklearn.base import BaseEstimator
 from sklearn.utils.validation import check_is_fitted, validate_data
 
-from privagrad import _validate
-from privagrad.events import Event
+from privagrad._internal import validate
+from privagrad.glm.rows import DenseRows, SparseRows, as_rows, strange_columns
 from privagrad.linear import (
     Bounds,
     Choices,
@@ -25,8 +25,8 @@ from privagrad.linear import (
     run_fit,
     warn_if_hopeless,
 )
-from privagrad.noise import RandomSource, RandomState, random_source
-from privagrad.tables import DenseRows, SparseRows, as_rows, strange_columns
+from privagrad.privacy.events import Event
+from privagrad.privacy.noise import RandomSource, RandomState, random_source
 
 BoundsLike = tuple[Any, Any] | None
 _quiet = np.errstate(over="ignore", invalid="ignore")
@@ -108,8 +108,8 @@ class PrivateLinearEstimator(BaseEstimator):  # type: ignore[misc]
 
     def _plan(self, problem: Problem) -> Plan:
         n = problem.rows.shape[0]
-        epsilon = _validate.positive("epsilon", self.epsilon, allow_inf=True)
-        delta = default_delta(n) if self.delta is None else _validate.delta_of(self.delta, n)
+        epsilon = validate.positive("epsilon", self.epsilon, allow_inf=True)
+        delta = default_delta(n) if self.delta is None else validate.delta_of(self.delta, n)
         return plan_fit(problem.facts, epsilon, delta, self._choices(n))
 
     def _table(self, X: Any) -> tuple[DenseRows | SparseRows, Bounds | None]:
@@ -119,15 +119,15 @@ class PrivateLinearEstimator(BaseEstimator):  # type: ignore[misc]
         return (rows if bounds is None else _clipped(rows, bounds)), bounds
 
     def _choices(self, n: int) -> Choices:
-        if self.batch_size is not None and _validate.whole("batch_size", self.batch_size) > n:
+        if self.batch_size is not None and validate.integer("batch_size", self.batch_size) > n:
             raise ValueError(
                 f"Expected batch_size <= {n}, the rows of X; found batch_size={self.batch_size}."
             )
         return Choices(
-            None if self.steps is None else _validate.whole("steps", self.steps),
+            None if self.steps is None else validate.integer("steps", self.steps),
             self.batch_size,
-            None if self.step_size is None else _validate.positive("step_size", self.step_size),
-            None if self.radius is None else _validate.positive("radius", self.radius),
+            None if self.step_size is None else validate.positive("step_size", self.step_size),
+            None if self.radius is None else validate.positive("radius", self.radius),
         )
 
     def _margins(self, X: Any) -> NDArray[np.float64]:

@@ -12,9 +12,9 @@ from sklearn.base import ClassifierMixin, RegressorMixin
 from sklearn.utils.multiclass import check_classification_targets
 
 from privagrad.estimators._base import BoundsLike, PrivateLinearEstimator, bounds_of
+from privagrad.glm.losses import Loss
 from privagrad.linear import LinearModel, Problem
-from privagrad.losses import Loss
-from privagrad.noise import RandomState
+from privagrad.privacy.noise import RandomState
 
 
 class _PrivateLinearClassifier(ClassifierMixin, PrivateLinearEstimator):  # type: ignore[misc]

@@ -13,15 +13,15 @@ from sklearn.base import BaseEstimator, MetaEstimatorMixin, clone
 from sklearn.utils.metaestimators import available_if
 from sklearn.utils.validation import check_is_fitted
 
-from privagrad import _validate
-from privagrad.accounting import PrivacyPlan, PrivacyReport
+from privagrad._internal import validate
 from privagrad.estimators._base import PrivateLinearEstimator, estimator_source
-from privagrad.events import GaussianEvent, SelectEvent
-from privagrad.geometry import Ellipsoid
+from privagrad.geometry.ellipsoid import Ellipsoid
 from privagrad.linear import default_delta
-from privagrad.mechanism import GaussianSum, bounded_units
-from privagrad.noise import RandomSource, RandomState
-from privagrad.queries import Share, query_events
+from privagrad.privacy.accounting import PrivacyPlan, PrivacyReport
+from privagrad.privacy.events import GaussianEvent, SelectEvent
+from privagrad.privacy.mechanism import GaussianSum, bounded_units
+from privagrad.privacy.noise import RandomSource, RandomState
+from privagrad.queries.columns import Share, query_events
 
 _SCORED = 0.2
 _SCORE = (Share("score", 0.15),)
@@ -80,14 +80,14 @@ class PrivateSearch(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
 
     def fit(self, X: Any, y: Any) -> Self:
         """Search on rows X and targets y."""
-        epsilon = _validate.positive("epsilon", self.epsilon)
-        if _validate.positive("mean_runs", self.mean_runs) <= 1:
+        epsilon = validate.positive("epsilon", self.epsilon)
+        if validate.positive("mean_runs", self.mean_runs) <= 1:
             raise ValueError(f"Expected mean_runs > 1, found {self.mean_runs!r}.")
         settings = self._settings()
         source = estimator_source(self.random_state)
         X, y = _indexable(X), np.asarray(y)
         n = X.shape[0]
-        delta = default_delta(n) if self.delta is None else _validate.delta_of(self.delta, n)
+        delta = default_delta(n) if self.delta is None else validate.delta_of(self.delta, n)
         held_out = source.sampler.random(n) < _SCORED
         if held_out.all() or not held_out.any():
             raise ValueError(f"Expected enough rows to hold some out, found {n}.")

@@ -15,7 +15,7 @@ from functools import lru_cache
 import numpy as np
 
 from privagrad import Ellipsoid, minimize
-from privagrad._validate import Vector
+from privagrad._internal.validate import Vector
 from privagrad.experiments.problems import FileProblem, Problem, load_problem
 from privagrad.experiments.tasks import Outcome
 from privagrad.methods import METHODS, Method
@@ -51,7 +51,7 @@ CONTENDERS = {
 
 
 @dataclass(frozen=True)
-class Bout:
+class Trial:
     """Runs of one contender with one setting: everything its outcome depends on."""
 
     problem: str | FileProblem
@@ -71,7 +71,7 @@ def look_at(steps: int, looks: int) -> list[int]:
     return sorted({max(1, round(steps * (k / looks) ** 2)) for k in range(1, looks + 1)})
 
 
-def fight(bout: Bout) -> Outcome:
+def run_trial(bout: Trial) -> Outcome:
     """Losses of the iterate and of the average at the looks, one row per seed; epsilon; seconds."""
     problem, contender = _problem(bout.problem), CONTENDERS[bout.contender]
     scale = problem.sigma**contender.power
@@ -140,24 +140,24 @@ def tuning_bouts(
     steps: int,
     step_sizes: tuple[float, ...],
     runs: int,
-) -> list[Bout]:
+) -> list[Trial]:
     """Every step size and radius factor, `runs` runs each."""
     factors = RADIUS_FACTORS if CONTENDERS[contender].private else (1.0,)
     seeds = tuple(range(1000, 1000 + runs))
     return [
-        Bout(problem, contender, epsilon, delta, batch_size, steps, step_size, factor, seeds)
+        Trial(problem, contender, epsilon, delta, batch_size, steps, step_size, factor, seeds)
         for step_size in step_sizes
         for factor in factors
     ]
 
 
-def final_bouts(best: Bout, runs: int, looks: int, parts: int = 6) -> list[Bout]:
+def final_bouts(best: Trial, runs: int, looks: int, parts: int = 6) -> list[Trial]:
     """`runs` fresh runs of the best setting, in parts for several cores."""
     seeds = np.array_split(np.arange(runs), min(parts, runs))
     return [replace(best, seeds=tuple(part.tolist()), looks=looks) for part in seeds]
 
 
-def best_of(outcomes: dict[Bout, Outcome]) -> Bout:
+def best_of(outcomes: dict[Trial, Outcome]) -> Trial:
     """The setting with the least median final loss."""
     return min(outcomes, key=lambda bout: final_loss(outcomes[bout]))
 

@@ -14,9 +14,9 @@ from privagrad.experiments.arena import (
     CONTENDERS,
     STEP_SIZES,
     best_of,
-    fight,
     final_bouts,
     median_band,
+    run_trial,
     tuning_bouts,
 )
 from privagrad.experiments.plots import COLOURS, figure, save
@@ -65,12 +65,12 @@ def compare(
         for name in methods
         for epsilon in (epsilons if CONTENDERS[name].private else (math.inf,))
     }
-    tuned = run_tasks(fight, chain(*grids.values()), journal, "tuning", workers)
+    tuned = run_tasks(run_trial, chain(*grids.values()), journal, "tuning", workers)
     finals = {
         key: final_bouts(best_of({b: tuned[b] for b in grid}), runs, looks=1)
         for key, grid in grids.items()
     }
-    ran = run_tasks(fight, chain(*finals.values()), journal, "running", workers)
+    ran = run_tasks(run_trial, chain(*finals.values()), journal, "running", workers)
     optimum = loaded.optimum()
     table = []
     for (name, epsilon), bouts in finals.items():

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from privagrad import Box, Ellipsoid, PrivacyReport, minimize
-from privagrad._validate import Vector
+from privagrad._internal.validate import Vector
 from privagrad.experiments.people import fit_people
 from privagrad.experiments.plots import COLOURS, band, figure, save
 from privagrad.experiments.problems import Regression, absolute_regression

@@ -16,16 +16,16 @@ from pathlib import Path
 
 import numpy as np
 
-from privagrad._validate import Vector
+from privagrad._internal.validate import Vector
 from privagrad.experiments.arena import (
     RADIUS_FACTORS,
     STEP_SIZES,
-    Bout,
+    Trial,
     best_of,
-    fight,
     final_bouts,
     look_at,
     median_band,
+    run_trial,
     tuning_bouts,
 )
 from privagrad.experiments.plots import COLOURS, band, figure, save
@@ -74,12 +74,12 @@ def run(out: Path, settings: Settings = FULL, workers: int | None = None) -> dic
         for name in LABELS
         if name != "adagrad" or epsilon == settings.epsilons[0]
     }  # fmt: skip
-    tuned = run_tasks(fight, chain(*grids.values()), journal, "tuning", workers)
+    tuned = run_tasks(run_trial, chain(*grids.values()), journal, "tuning", workers)
     finals = {
         key: final_bouts(best_of({b: tuned[b] for b in grid}), settings.runs, settings.looks)
         for key, grid in grids.items()
     }
-    ran = run_tasks(fight, chain(*finals.values()), journal, "running", workers)
+    ran = run_tasks(run_trial, chain(*finals.values()), journal, "running", workers)
     # Without privacy there is nothing to tell the panels apart.
     for epsilon in settings.epsilons:
         finals.setdefault((epsilon, "adagrad"), finals[settings.epsilons[0], "adagrad"])
@@ -103,7 +103,7 @@ Key = tuple[float, str]
 
 
 def _write_csv(
-    path: Path, curves: dict[Key, Vector], chosen: dict[Key, Bout], settings: Settings
+    path: Path, curves: dict[Key, Vector], chosen: dict[Key, Trial], settings: Settings
 ) -> None:
     iterations = look_at(settings.steps, settings.looks)
     with path.open("w", newline="", encoding="utf-8") as file:
@@ -142,7 +142,7 @@ def _draw(stem: Path, curves: dict[Key, Vector], settings: Settings, kind: str) 
 
 
 def _summary(
-    curves: dict[Key, Vector], chosen: dict[Key, Bout], settings: Settings
+    curves: dict[Key, Vector], chosen: dict[Key, Trial], settings: Settings
 ) -> dict[str, object]:
     optimum = load_problem(PROBLEM).optimum()
     results = []

@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 
 from privagrad import fitting
-from privagrad.ledger import Ledger
-from privagrad.models import SavedModel
+from privagrad.data.models import SavedModel
+from privagrad.data.schema import Column, Schema
+from privagrad.privacy.ledger import Ledger
 from privagrad.report.fit import write_fit_report
-from privagrad.schema import Column, Schema
 
 _JOBS = ("clerk", "cook", "driver", "farmer", "nurse", "seller", "teacher", "unknown")
 _EFFECTS = np.array([0.0, -0.9, -0.4, -1.2, 0.3, 0.1, 0.8, -0.5])
@@ -62,8 +62,10 @@ def fit_people(out: Path, rows: int = 20_000) -> tuple[SavedModel, Path]:
         old.unlink()
     ledger = Ledger(book)
     ledger.create("people", epsilon=2.0, delta=1e-6)
-    wish = fitting.Wish(table, None, epsilon=1.0, schema=SCHEMA, dataset="people", ledger=ledger)
-    model = fitting.run(fitting.prepare(wish), out / "people.model")
+    request = fitting.FitRequest(
+        table, None, epsilon=1.0, schema=SCHEMA, dataset="people", ledger=ledger
+    )
+    model = fitting.run(fitting.prepare(request), out / "people.model")
     model = fitting.with_test(model, fitting.scores_on(model, test), test.name)
     report = out / "people-report.html"
     write_fit_report(report, model, ledger.account("people"))

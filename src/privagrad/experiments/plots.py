@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from privagrad._validate import Vector
+from privagrad._internal.validate import Vector
 
 # Okabe and Ito's palette.
 COLOURS = ("#000000", "#0072B2", "#D55E00", "#E69F00", "#009E73", "#CC79A7", "#56B4E9")

@@ -10,11 +10,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from privagrad import Box, Loss, WholeSpace
-from privagrad._validate import Vector, choice
-from privagrad.domains import Domain
-from privagrad.files import read_table
-from privagrad.glm import GlmGradients
-from privagrad.tables import as_rows
+from privagrad._internal.validate import Vector, choice
+from privagrad.data.readers import read_table
+from privagrad.geometry.domains import Domain
+from privagrad.glm.gradients import GlmGradients
+from privagrad.glm.rows import as_rows
 
 
 class Regression(NamedTuple):
@@ -80,7 +80,7 @@ class Problem:
         """The public examples' gradients at 0, one a row."""
         rows = as_rows(self.public[0])
         gradients = GlmGradients(Loss(self.loss), rows, self.public[1])
-        return gradients.each(np.zeros(rows.shape[1]), np.arange(rows.shape[0]))
+        return gradients.per_example(np.zeros(rows.shape[1]), np.arange(rows.shape[0]))
 
 
 def absolute_regression(

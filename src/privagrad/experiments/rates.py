@@ -31,7 +31,7 @@ from typing import NamedTuple
 import numpy as np
 
 from privagrad import Box, Ellipsoid, L2Ball, minimize, theory
-from privagrad._validate import Vector
+from privagrad._internal.validate import Vector
 from privagrad.experiments.plots import COLOURS, band, figure, save
 
 DELTA = 1e-5

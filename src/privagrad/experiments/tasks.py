@@ -11,7 +11,7 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, TypeVar
 
-from privagrad import _progress
+from privagrad._internal import progress
 
 Task = TypeVar("Task")
 Outcome = dict[str, Any]
@@ -35,7 +35,7 @@ def run_tasks(
     if missing:
         with journal.open("a", encoding="utf-8") as lines, _processes(workers) as pool:
             pending = {pool.submit(work, task): task for task in missing}
-            finished = _progress.track(as_completed(pending), len(pending), description)
+            finished = progress.track(as_completed(pending), len(pending), description)
             for future in finished:
                 name = repr(pending[future])
                 done[name] = future.result()
@@ -46,7 +46,7 @@ def run_tasks(
 
 @contextmanager
 def _processes(workers: int | None) -> Iterator[ProcessPoolExecutor]:
-    """Fresh processes of one thread each: two pools of BLAS threads would fight for the cores."""
+    """Fresh processes of one thread each: two pools of BLAS threads share the cores badly."""
     names = ("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "OMP_NUM_THREADS")
     before = {name: os.environ.get(name) for name in names}
     os.environ.update(dict.fromkeys(names, "1"))

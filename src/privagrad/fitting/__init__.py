@@ -1,15 +1,15 @@
 """A model from a file: read, plan, reserve, fit, evaluate, save, in this order."""
 
-from privagrad.fitting.jobs import Job, prepare
-from privagrad.fitting.runs import run
+from privagrad.fitting.fit import run
+from privagrad.fitting.plan import PreparedFit, prepare
+from privagrad.fitting.request import LOSSES, FitRequest
 from privagrad.fitting.scores import scores_on, with_test
 from privagrad.fitting.snapshots import fingerprint, same_content
-from privagrad.fitting.wishes import LOSSES, Wish
 
 __all__ = [
     "LOSSES",
-    "Job",
-    "Wish",
+    "FitRequest",
+    "PreparedFit",
     "fingerprint",
     "prepare",
     "run",

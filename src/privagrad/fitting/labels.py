@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from privagrad._validate import Vector
+from privagrad._internal.validate import Vector
 
 
 def class_numbers(codes: Any, *, discovered: bool) -> tuple[Vector, NDArray[np.bool_]]:

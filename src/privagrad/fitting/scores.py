@@ -8,15 +8,15 @@ from typing import Any
 
 import numpy as np
 
-from privagrad._validate import Vector
+from privagrad._internal.validate import Vector
+from privagrad.data.libsvm import read_libsvm
+from privagrad.data.models import SavedModel
 from privagrad.fitting.labels import label_numbers
-from privagrad.libsvm import read_libsvm
-from privagrad.models import SavedModel
 
 
 def scores_on(model: SavedModel, table: Path) -> dict[str, Any]:
     """How well a model predicts another table, beside a constant prediction. NOT private."""
-    from privagrad.files import chunks
+    from privagrad.data.readers import chunks
 
     if model.schema is None:
         X, y = read_libsvm(table, len(model.features))

@@ -1,19 +1,19 @@
 """Linear models under differential privacy, without tuning: the choices, one fit, what it shows."""
 
-from privagrad.linear.evaluation import EVALUATION, Evaluation
 from privagrad.linear.fit import (
     Bounds,
     Choices,
-    Facts,
     LinearModel,
     Plan,
     Problem,
+    PublicFacts,
     Trace,
     is_regression,
     plan_fit,
     run_fit,
 )
 from privagrad.linear.recipe import METHODS, default_delta, warn_if_hopeless
+from privagrad.queries.evaluation import EVALUATION, Evaluation
 
 __all__ = [
     "EVALUATION",
@@ -21,10 +21,10 @@ __all__ = [
     "Bounds",
     "Choices",
     "Evaluation",
-    "Facts",
     "LinearModel",
     "Plan",
     "Problem",
+    "PublicFacts",
     "Trace",
     "default_delta",
     "is_regression",

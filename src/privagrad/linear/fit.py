@@ -10,25 +10,26 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from privagrad import _validate, moments
-from privagrad._validate import Vector
-from privagrad.accounting import PrivacyPlan, PrivacyReport
-from privagrad.descent import train
-from privagrad.domains import Domain, WholeSpace
-from privagrad.events import Event, GaussianEvent
-from privagrad.geometry import Ellipsoid
-from privagrad.glm import GlmGradients
+from privagrad._internal import validate
+from privagrad._internal.validate import Vector
+from privagrad.geometry.domains import Domain, WholeSpace
+from privagrad.geometry.ellipsoid import Ellipsoid
+from privagrad.glm.gradients import GlmGradients
+from privagrad.glm.losses import Loss
+from privagrad.glm.rows import DenseRows, SparseRows
 from privagrad.linear import recipe
-from privagrad.linear.evaluation import Evaluation, evaluate
 from privagrad.linear.repeats import repeated_spread
-from privagrad.losses import Loss
 from privagrad.methods import Method, Oracle, Setting
 from privagrad.methods._base import Shape
-from privagrad.moments import Columns
-from privagrad.noise import RandomSource
-from privagrad.queries import Share, private_norm, query_events
-from privagrad.sampling import Rows
-from privagrad.tables import DenseRows, SparseRows
+from privagrad.methods.minimize import train
+from privagrad.privacy.accounting import PrivacyPlan, PrivacyReport
+from privagrad.privacy.events import Event, GaussianEvent
+from privagrad.privacy.noise import RandomSource
+from privagrad.privacy.sampling import Rows
+from privagrad.queries import moments
+from privagrad.queries.columns import Share, private_norm, query_events
+from privagrad.queries.evaluation import Evaluation, evaluate
+from privagrad.queries.moments import Columns
 
 Bounds = tuple[Vector, Vector]
 _CHECKPOINTS = 10
@@ -63,8 +64,8 @@ class Problem:
         return (self.rows.shape[1] + self.intercept) * self.outputs
 
     @property
-    def facts(self) -> Facts:
-        return Facts(
+    def facts(self) -> PublicFacts:
+        return PublicFacts(
             self.rows.shape[0],
             self.dim,
             isinstance(self.rows, SparseRows),
@@ -76,7 +77,7 @@ class Problem:
 
 
 @dataclass(frozen=True)
-class Facts:
+class PublicFacts:
     """What a plan needs to know of a problem: all of it public."""
 
     n: int
@@ -112,7 +113,7 @@ class Choices:
         # Products of NumPy's small integers wrap around.
         for name in ("steps", "batch_size"):
             if (value := getattr(self, name)) is not None:
-                object.__setattr__(self, name, _validate.whole(name, value))
+                object.__setattr__(self, name, validate.integer(name, value))
 
 
 @dataclass(frozen=True)
@@ -171,7 +172,7 @@ def is_regression(loss: Loss) -> bool:
 
 
 def plan_fit(
-    facts: Facts,
+    facts: PublicFacts,
     epsilon: float,
     delta: float,
     choices: Choices,

@@ -13,7 +13,7 @@ from privagrad.methods import Method
 from privagrad.methods.adagrad import DPAdaGrad
 from privagrad.methods.pagan import PAGAN
 from privagrad.methods.pasan import PASAN
-from privagrad.sampling import Sampling
+from privagrad.privacy.sampling import Sampling
 
 STEPS = 300
 RADIUS = 0.2

@@ -8,14 +8,14 @@ import numpy as np
 from numpy.random import Generator
 from numpy.typing import NDArray
 
-from privagrad._validate import Vector
-from privagrad.descent import train
-from privagrad.glm import GlmGradients
-from privagrad.losses import Loss
+from privagrad._internal.validate import Vector
+from privagrad.glm.gradients import GlmGradients
+from privagrad.glm.losses import Loss
+from privagrad.glm.rows import DenseRows
 from privagrad.methods import Method, Setting
-from privagrad.moments import Columns
-from privagrad.noise import random_source
-from privagrad.tables import DenseRows
+from privagrad.methods.minimize import train
+from privagrad.privacy.noise import random_source
+from privagrad.queries.moments import Columns
 
 _WORK, _LEAST, _MOST = 5e9, 6, 10
 _ROWS, _ROWS_PER_COLUMN = 2000, 5

@@ -8,13 +8,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Protocol
 
-from privagrad._validate import Vector
-from privagrad.domains import Domain
-from privagrad.events import GaussianEvent, Release
-from privagrad.geometry import Ellipsoid, Projection
-from privagrad.glm import GlmGradients
-from privagrad.losses import Loss
-from privagrad.sampling import Rows, Sampling
+from privagrad._internal.validate import Vector
+from privagrad.geometry.domains import Domain
+from privagrad.geometry.ellipsoid import Ellipsoid, Projection
+from privagrad.glm.gradients import GlmGradients
+from privagrad.glm.losses import Loss
+from privagrad.privacy.events import GaussianEvent, Release
+from privagrad.privacy.sampling import Rows, Sampling
 
 Shape = Literal["none", "ball", "ellipsoid"]
 Schedule = Literal["constant", "linear"]
@@ -66,7 +66,7 @@ class Oracle(Protocol):
     def bounded(self, x: Vector, batch: Rows, ellipsoid: Ellipsoid | None) -> Vector:
         """The mean gradient, each example's bounded to the ellipsoid, noise of its shape."""
 
-    def mapped(
+    def private_mean_of(
         self, x: Vector, batch: Rows, transform: Callable[[Vector], Vector], dim: int
     ) -> Vector:
         """The mean of `transform` of the gradients, each example's bounded to norm 1, round noise.

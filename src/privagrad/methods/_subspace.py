@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from privagrad._validate import Vector
-from privagrad.glm import GlmGradients
+from privagrad._internal.validate import Vector
+from privagrad.glm.gradients import GlmGradients
 from privagrad.methods._base import Setting
 
 
@@ -42,7 +42,7 @@ class PublicSubspace:
 
     def _look(self, x: Vector) -> None:
         public = self.public
-        gradients = public.each(x, np.arange(public.rows.shape[0]))
+        gradients = public.per_example(x, np.arange(public.rows.shape[0]))
         moment = gradients.T @ gradients
         if self._moment is None or not np.array_equal(moment, self._moment):
             self._moment = moment

@@ -26,11 +26,11 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from privagrad import _validate
-from privagrad._validate import Vector
+from privagrad._internal import validate
+from privagrad._internal.validate import Vector
 from privagrad.methods import sgd
 from privagrad.methods._base import Oracle, Setting, Shape
-from privagrad.sampling import Rows
+from privagrad.privacy.sampling import Rows
 
 
 @dataclass
@@ -68,11 +68,11 @@ class AdaCliP(sgd.SGD):
     shape: ClassVar[Shape] = "ball"
 
     def __post_init__(self) -> None:
-        _validate.positive("multiple", self.multiple)
-        if _validate.positive("spread", self.spread) < 1:
+        validate.positive("multiple", self.multiple)
+        if validate.positive("spread", self.spread) < 1:
             raise ValueError(f"Expected spread >= 1, found spread={self.spread!r}.")
         for name in ("mean_memory", "scale_memory"):
-            if _validate.positive(name, getattr(self, name)) > 1:
+            if validate.positive(name, getattr(self, name)) > 1:
                 raise ValueError(f"Expected {name} in (0, 1], found {getattr(self, name)!r}.")
 
     def start(self, setting: Setting) -> _State:
@@ -83,7 +83,7 @@ class AdaCliP(sgd.SGD):
             return oracle.bounded(x, batch, None)
         mean, width = state.mean, state.width
         with np.errstate(over="ignore"):
-            released = oracle.mapped(x, batch, lambda rows: (rows - mean) / width, x.size)
+            released = oracle.private_mean_of(x, batch, lambda rows: (rows - mean) / width, x.size)
         gradient: Vector = width * released + mean
         return gradient
 

@@ -8,9 +8,9 @@ from typing import ClassVar
 
 import numpy as np
 
-from privagrad._numba import kernel
-from privagrad._validate import Vector
-from privagrad.domains import Domain
+from privagrad._internal.jit import kernel
+from privagrad._internal.validate import Vector
+from privagrad.geometry.domains import Domain
 from privagrad.methods._base import Method, Setting, Shape
 
 

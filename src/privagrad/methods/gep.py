@@ -24,14 +24,14 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from privagrad import _validate
-from privagrad._numba import kernel
-from privagrad._validate import Vector
-from privagrad.geometry import euclidean_norm
+from privagrad._internal import validate
+from privagrad._internal.jit import kernel
+from privagrad._internal.validate import Vector
+from privagrad.geometry.ellipsoid import euclidean_norm
 from privagrad.methods import sgd
 from privagrad.methods._base import Oracle, Setting, Shape
 from privagrad.methods._subspace import PublicSubspace
-from privagrad.sampling import Rows
+from privagrad.privacy.sampling import Rows
 
 _SHARE = math.sqrt(0.5)  # of each part in the whole's norm of 1
 
@@ -58,8 +58,8 @@ class GEP(sgd.SGD):
     needs_public: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        _validate.whole("rank", self.rank)
-        _validate.positive("residual_ratio", self.residual_ratio)
+        validate.integer("rank", self.rank)
+        validate.positive("residual_ratio", self.residual_ratio)
 
     def start(self, setting: Setting) -> _State:
         return _State(setting, PublicSubspace.of(setting, self.rank))
@@ -70,7 +70,7 @@ class GEP(sgd.SGD):
         basis, radius = state.subspace.at(x), state.setting.radius
         radii = (radius, self.residual_ratio * radius)
         dim = basis.shape[1] + x.size
-        released = oracle.mapped(x, batch, lambda rows: split(rows, basis, radii), dim)
+        released = oracle.private_mean_of(x, batch, lambda rows: split(rows, basis, radii), dim)
         return join(released, basis, radii)
 
 

@@ -8,12 +8,12 @@ from typing import ClassVar
 
 import numpy as np
 
-from privagrad._validate import Vector
-from privagrad.geometry import Ellipsoid
+from privagrad._internal.validate import Vector
+from privagrad.geometry.ellipsoid import Ellipsoid
 from privagrad.methods import adagrad
 from privagrad.methods._base import Oracle, Setting
 from privagrad.methods.pagan import PAGAN
-from privagrad.sampling import Rows
+from privagrad.privacy.sampling import Rows
 
 _FIRST = 16
 

@@ -18,9 +18,9 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from privagrad import _validate
-from privagrad._validate import Vector
-from privagrad.domains import Domain
+from privagrad._internal import validate
+from privagrad._internal.validate import Vector
+from privagrad.geometry.domains import Domain
 from privagrad.methods._base import Method, Setting, Shape
 
 
@@ -44,7 +44,7 @@ class MirrorDescent(Method):
     shape: ClassVar[Shape] = "ball"
 
     def __post_init__(self) -> None:
-        if self.power is not None and not 1 < _validate.positive("power", self.power) <= 2:
+        if self.power is not None and not 1 < validate.positive("power", self.power) <= 2:
             raise ValueError(f"Expected power in (1, 2], found power={self.power!r}.")
 
     def default_step_size(self, domain: Domain, dim: int) -> float:

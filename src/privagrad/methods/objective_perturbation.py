@@ -12,13 +12,13 @@ import math
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from privagrad._validate import Vector
-from privagrad.erm import curvature
-from privagrad.events import GaussianEvent, ObjectiveEvent, Release
-from privagrad.losses import Loss
+from privagrad._internal.validate import Vector
+from privagrad.glm.losses import Loss
+from privagrad.glm.minimizers import curvature
 from privagrad.methods._base import Oracle, Setting
 from privagrad.methods.output_perturbation import _PLAIN_RIDGE, OutputPerturbation
-from privagrad.sampling import Rows, Sampling
+from privagrad.privacy.events import GaussianEvent, ObjectiveEvent, Release
+from privagrad.privacy.sampling import Rows, Sampling
 
 _VOLUME_SHARE = 0.2
 _COVER = 200.0

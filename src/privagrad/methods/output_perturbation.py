@@ -15,13 +15,13 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from privagrad import _validate
-from privagrad._validate import Vector
-from privagrad.domains import Domain
-from privagrad.events import GaussianEvent, Release
+from privagrad._internal import validate
+from privagrad._internal.validate import Vector
+from privagrad.geometry.domains import Domain
 from privagrad.methods import sgd
 from privagrad.methods._base import Method, Oracle, Setting, Shape
-from privagrad.sampling import Rows, Sampling
+from privagrad.privacy.events import GaussianEvent, Release
+from privagrad.privacy.sampling import Rows, Sampling
 
 _PLAIN_RIDGE = 1e-4
 
@@ -36,7 +36,7 @@ class OutputPerturbation(Method):
     one_shot: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        _validate.positive("smoothing", self.smoothing)
+        validate.positive("smoothing", self.smoothing)
 
     def events(
         self, epsilon: float, n: int, batch_size: int, steps: int, sampling: Sampling | None

@@ -10,12 +10,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from privagrad import _validate
-from privagrad._validate import Vector
+from privagrad._internal import validate
+from privagrad._internal.validate import Vector
 from privagrad.methods import sgd
 from privagrad.methods._base import Oracle, Setting, Shape
 from privagrad.methods._subspace import PublicSubspace
-from privagrad.sampling import Rows
+from privagrad.privacy.sampling import Rows
 
 
 @dataclass
@@ -33,7 +33,7 @@ class PDPSGD(sgd.SGD):
     needs_public: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        _validate.whole("rank", self.rank)
+        validate.integer("rank", self.rank)
 
     def start(self, setting: Setting) -> _State:
         return _State(setting, PublicSubspace.of(setting, self.rank))

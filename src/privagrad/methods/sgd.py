@@ -8,8 +8,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from privagrad._validate import Vector
-from privagrad.domains import Domain
+from privagrad._internal.validate import Vector
+from privagrad.geometry.domains import Domain
 from privagrad.methods._base import Method, Setting, Shape
 
 

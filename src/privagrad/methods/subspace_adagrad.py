@@ -17,12 +17,12 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from privagrad import _validate
-from privagrad._validate import Vector
-from privagrad.domains import Domain
+from privagrad._internal import validate
+from privagrad._internal.validate import Vector
+from privagrad.geometry.domains import Domain
 from privagrad.methods._base import Method, Oracle, Setting, Shape
 from privagrad.methods._subspace import PublicSubspace
-from privagrad.sampling import Rows
+from privagrad.privacy.sampling import Rows
 
 
 @dataclass
@@ -49,9 +49,9 @@ class SubspaceAdaGrad(Method):
     needs_public: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        _validate.whole("rank", self.rank)
+        validate.integer("rank", self.rank)
         if self.ridge != 0:
-            _validate.positive("ridge", self.ridge)
+            validate.positive("ridge", self.ridge)
 
     def default_step_size(self, domain: Domain, dim: int) -> float:
         return domain.euclidean_diameter(dim)  # full-matrix AdaGrad's (Duchi, Hazan, Singer 2011)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from privagrad._validate import Vector
+from privagrad._internal.validate import Vector
 from privagrad.report.page import readable, scientific
 
 # In drawing units. A phone shows one as 3/4 of a pixel: the text still has 9 pixels there.

@@ -14,8 +14,8 @@ from typing import Literal
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from privagrad import _validate
-from privagrad._validate import Vector
+from privagrad._internal import validate
+from privagrad._internal.validate import Vector
 from privagrad.report.axes import (
     LARGEST,
     TEXT,
@@ -120,10 +120,10 @@ def bar_chart(
     names: Sequence[str], values: ArrayLike, errors: ArrayLike | None = None, *, x_label: str
 ) -> Chart:
     """One horizontal bar for each name, from zero to its value, with whiskers of ± its error."""
-    known = _validate.vector("values", values, dim=len(names))
+    known = validate.vector("values", values, dim=len(names))
     spread = np.zeros(known.size)
     if errors is not None:
-        spread = _validate.vector("errors", errors, dim=known.size)
+        spread = validate.vector("errors", errors, dim=known.size)
     if np.any(spread < 0):
         raise ValueError(f"Expected errors >= 0, found {float(np.nanmin(spread))!r}.")
     columns = ("name", x_label, "± error")[: 2 if errors is None else 3]
@@ -174,9 +174,9 @@ def bar_chart(
 
 def gauge(parts: Sequence[tuple[str, float, Kind]], total: float, unit_label: str) -> Chart:
     """A budget as one bar: its parts side by side, what is left, and what goes beyond the total."""
-    total = _validate.positive("total", total)
+    total = validate.positive("total", total)
     for name, amount, kind in parts:
-        _validate.choice("kind", kind, ("spent", "reserved", "this run"))
+        validate.choice("kind", kind, ("spent", "reserved", "this run"))
         if not 0 <= amount <= LARGEST:
             raise ValueError(f"Expected an amount >= 0 for {name!r}, found {amount!r}.")
     used = math.fsum(amount for _, amount, _ in parts)
@@ -212,13 +212,13 @@ def gauge(parts: Sequence[tuple[str, float, Kind]], total: float, unit_label: st
 def _line(series: Series, log_x: bool, log_y: bool, limits: Vector | None) -> _Line:
     if (series.low is None) != (series.high is None):
         raise ValueError(f"Expected low and high of {series.name!r} together, found one of them.")
-    x = _validate.vector("x", series.x)
+    x = validate.vector("x", series.x)
     parts = {"y": series.y, "low": series.low, "high": series.high}
     given = np.full((4, x.size), np.nan)
     given[0] = x
     for i, (name, part) in enumerate(parts.items()):
         if part is not None:
-            given[1 + i] = _validate.vector(name, part, dim=x.size)
+            given[1 + i] = validate.vector(name, part, dim=x.size)
     at = np.vstack([scaled_values(given[:1], log_x), scaled_values(given[1:], log_y)])
     shown = np.isfinite(at[0]) & np.isfinite(at[1])
     if limits is not None:

@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from privagrad.ledger import Account
-from privagrad.models import SavedModel
+from privagrad.data.models import SavedModel
+from privagrad.privacy.ledger import Account
 from privagrad.report.charts import Series, bar_chart, gauge, line_chart
 from privagrad.report.page import Banner, Block, Card, Figure, Table, Text, write_page
 

@@ -19,8 +19,8 @@ from typing import Literal
 
 import numpy as np
 
-from privagrad import _validate
-from privagrad._whole import written_whole
+from privagrad._internal import validate
+from privagrad._internal.atomic import atomic_write
 
 Cell = str | float | None
 Row = tuple[str, Cell] | tuple[str, Cell, str]
@@ -45,7 +45,7 @@ class Chart:
 
 @dataclass(frozen=True)
 class Card:
-    """Facts: a label, a value and perhaps a note in each row."""
+    """PublicFacts: a label, a value and perhaps a note in each row."""
 
     title: str
     rows: Sequence[Row]
@@ -124,7 +124,7 @@ def render(title: str, subtitle: str, blocks: Sequence[Block]) -> str:
 def write_page(path: Path | str, title: str, subtitle: str, blocks: Sequence[Block]) -> None:
     """Write the page whole or not at all."""
     page = render(title, subtitle, blocks)
-    with written_whole(Path(path)) as file:
+    with atomic_write(Path(path)) as file:
         file.write(page.encode("utf-8"))
 
 
@@ -170,7 +170,7 @@ def escape(text: object) -> str:
 
 def _block(block: Block) -> str:
     if isinstance(block, Banner):
-        sign = _SIGNS[_validate.choice("kind", block.kind, _SIGNS)]
+        sign = _SIGNS[validate.choice("kind", block.kind, _SIGNS)]
         return (
             f'<p class="banner {block.kind}"><span aria-hidden="true">{sign}</span> '
             f"<strong>{escape(block.text)}</strong></p>"

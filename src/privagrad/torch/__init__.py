@@ -13,11 +13,11 @@ from privagrad.torch.adaptive_sgd import AdaptiveSGD
 from privagrad.torch.damping import damp_steps, start_from_counts, word_shares
 from privagrad.torch.engine import PrivacyEngine
 from privagrad.torch.guards.numbers import public
-from privagrad.torch.linear_cross_entropy import LinearCrossEntropy
 from privagrad.torch.loaders import BatchMemoryManager
 from privagrad.torch.module import PrivateModule
 from privagrad.torch.moments import second_moments
 from privagrad.torch.optimizer import PrivateOptimizer
+from privagrad.torch.per_example.linear_cross_entropy import LinearCrossEntropy
 from privagrad.torch.per_example_loss import PerExampleLoss
 from privagrad.torch.schedules import (
     ExponentialGradClip,

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
-from privagrad import _validate
+from privagrad._internal import validate
 
 
 class AdaptiveSGD(Optimizer):
@@ -24,7 +24,7 @@ class AdaptiveSGD(Optimizer):
     """
 
     def __init__(self, params: Any, lr: float = 1.0, initial: float = 0.0) -> None:
-        _validate.positive("lr", lr)
+        validate.positive("lr", lr)
         if initial < 0:
             raise ValueError(f"Expected initial >= 0, found initial={initial!r}.")
         super().__init__(params, {"lr": lr, "initial": initial, "squares": 0.0})

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from privagrad.events import GaussianEvent
+from privagrad.privacy.events import GaussianEvent
 from privagrad.torch.guards.collation import Alone
 from privagrad.torch.spending import Charge, Spending
 

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from privagrad._whole import written_whole
+from privagrad._internal.atomic import atomic_write
 from privagrad.torch.optimizer import PrivateOptimizer
 from privagrad.torch.scales import Scale
 
@@ -44,7 +44,7 @@ def save(
         }
         if not optimizer.writes:
             return
-    with written_whole(path) as file:
+    with atomic_write(path) as file:
         torch.save(state, file)
     engine.accountant.follow(path)
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from privagrad import _validate
+from privagrad._internal import validate
 from privagrad.torch.moments import POWERS, History, Per, second_moments, shaped_scales
 from privagrad.torch.processes import Processes
 from privagrad.torch.scales import Scale, given_scales
@@ -36,7 +36,7 @@ def choose_scales(
         return ball, None
     if not isinstance(ellipsoid, str):
         return given_scales(ellipsoid, parameters), None
-    power = POWERS[_validate.choice("ellipsoid", ellipsoid, POWERS)]
+    power = POWERS[validate.choice("ellipsoid", ellipsoid, POWERS)]
     if public_loader is None:
         return ball, History(power)
     moments = second_moments(

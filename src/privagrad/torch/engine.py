@@ -14,10 +14,10 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
-from privagrad import _validate
-from privagrad.accounting import PrivacyPlan, PrivacyReport
-from privagrad.events import GaussianEvent
-from privagrad.noise import RandomState, random_source
+from privagrad._internal import validate
+from privagrad.privacy.accounting import PrivacyPlan, PrivacyReport
+from privagrad.privacy.events import GaussianEvent
+from privagrad.privacy.noise import RandomState, random_source
 from privagrad.torch import checkpoints
 from privagrad.torch.charging import Draws, Part
 from privagrad.torch.ellipsoids import Shape, agree_on, choose_scales
@@ -26,6 +26,7 @@ from privagrad.torch.loaders import PoissonBatches, PrivateLoader
 from privagrad.torch.module import PrivateModule
 from privagrad.torch.moments import Per
 from privagrad.torch.optimizer import PrivateOptimizer, noise_of
+from privagrad.torch.per_example.tape import Tape
 from privagrad.torch.per_example_loss import PerExampleLoss
 from privagrad.torch.processes import Processes
 from privagrad.torch.samplers import (
@@ -37,7 +38,6 @@ from privagrad.torch.samplers import (
     takes_each_row_once,
 )
 from privagrad.torch.spending import Spending
-from privagrad.torch.tape import Tape
 from privagrad.torch.validator import ModuleValidator
 
 Private = Any
@@ -59,7 +59,7 @@ class PrivacyEngine:
     """
 
     def __init__(self, *, accountant: str = "pld", secure_mode: bool = True) -> None:
-        _validate.choice("accountant", accountant, ("pld", "prv", "rdp", "gdp"))
+        validate.choice("accountant", accountant, ("pld", "prv", "rdp", "gdp"))
         self.secure_mode = secure_mode
         self.accountant = Spending()
         self.seeded = False
@@ -134,8 +134,8 @@ class PrivacyEngine:
                 "example by example."
             )
         noise = noise_of(noise_multiplier)
-        radius = _validate.positive("max_grad_norm", max_grad_norm)
-        _validate.choice("loss_reduction", loss_reduction, ("mean", "sum"))
+        radius = validate.positive("max_grad_norm", max_grad_norm)
+        validate.choice("loss_reduction", loss_reduction, ("mean", "sum"))
         processes = Processes.of(module)
         if isinstance(module, DistributedDataParallel):
             module = module.module
@@ -212,7 +212,7 @@ class PrivacyEngine:
         What this engine has released before is part of the target. If a schedule changes the
         noise later, the target may not be met; the report states what was composed.
         """
-        _validate.whole("epochs", epochs)
+        validate.integer("epochs", epochs)
         if self.accountant.unprotected:
             raise ValueError(
                 "Expected a budget to go on with, found releases without noise: epsilon is "
@@ -225,11 +225,9 @@ class PrivacyEngine:
         once = rows is None and takes_each_row_once(data_loader)
         steps = 1 if once else steps_of(data_loader, rows, size)
         planned = replace(_event(rows, size), count=epochs * steps)
-        delta = _validate.delta_of(
-            target_delta, rows_of(data_loader) if rows is None else len(rows)
-        )
+        delta = validate.delta_of(target_delta, rows_of(data_loader) if rows is None else len(rows))
         plan = PrivacyPlan.calibrate_event(
-            planned, target_epsilon, delta, also=self.accountant.events
+            planned, target_epsilon, delta, other_events=self.accountant.events
         )
         return self.make_private(
             module=module,

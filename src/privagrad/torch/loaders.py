@@ -18,8 +18,8 @@ from torch.utils.data import (
     get_worker_info,
 )
 
-from privagrad import _validate
-from privagrad.sampling import poisson_batches
+from privagrad._internal import validate
+from privagrad.privacy.sampling import poisson_batches
 from privagrad.torch.charging import Draws, Part
 from privagrad.torch.guards.collation import Alone, cut_from, refuse_mixing, size_of
 from privagrad.torch.guards.refusals import UnverifiedError
@@ -95,7 +95,7 @@ class PrivateLoader(DataLoader[Any]):
         verify: bool = True,
     ) -> None:
         if most is not None:
-            _validate.whole("max_physical_batch_size", most)
+            validate.integer("max_physical_batch_size", most)
         self._notes: deque[Part] = deque()
         self.batches, self.draws, self.verify = batches, draws, verify
         options: dict[str, Any] = {

@@ -22,9 +22,9 @@ from privagrad.torch.guards.verification import (
     refuse_changes,
     versions,
 )
-from privagrad.torch.layers import Layer, layer_of
-from privagrad.torch.layout import count_examples, input_leaves
-from privagrad.torch.tape import ForwardPass, Tape
+from privagrad.torch.per_example.layers import Layer, layer_of
+from privagrad.torch.per_example.layout import count_examples, input_leaves
+from privagrad.torch.per_example.tape import ForwardPass, Tape
 
 
 class PrivateModule(nn.Module):

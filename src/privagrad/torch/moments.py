@@ -11,11 +11,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from privagrad import _validate
-from privagrad._progress import track
+from privagrad._internal import validate
+from privagrad._internal.progress import track
+from privagrad.torch.per_example.gradients import PerExampleGradient
+from privagrad.torch.per_example.tape import Tape
 from privagrad.torch.scales import Scale, as_matrix
-from privagrad.torch.tape import Tape
-from privagrad.torch.uses import Use
 
 if TYPE_CHECKING:
     from privagrad.torch.optimizer import PrivateOptimizer
@@ -42,8 +42,8 @@ class SecondMoments:
     def __init__(
         self, parameters: Mapping[str, nn.Parameter], floor: float = 0.1, per: Per = "coordinate"
     ) -> None:
-        _validate.choice("per", per, ("coordinate", "row", "tensor"))
-        self.floor, self.per = _validate.positive("floor", floor), per
+        validate.choice("per", per, ("coordinate", "row", "tensor"))
+        self.floor, self.per = validate.positive("floor", floor), per
         self.count = 0
         self._shapes = {name: p.shape for name, p in parameters.items()}
         self._sums = {
@@ -52,7 +52,7 @@ class SecondMoments:
         }
 
     @torch.no_grad()
-    def add(self, count: int, uses: Mapping[str, list[Use]], factor: float) -> None:
+    def add(self, count: int, uses: Mapping[str, list[PerExampleGradient]], factor: float) -> None:
         """Take in `count` examples; their gradients are `factor` times what the uses hold."""
         self.count += count
         for name, group in uses.items():

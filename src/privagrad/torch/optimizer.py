@@ -13,14 +13,14 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from privagrad import _validate
-from privagrad.mechanism import GaussianSum, Part
-from privagrad.noise import RandomSource
+from privagrad._internal import validate
+from privagrad.privacy.mechanism import GaussianSum, Part
+from privagrad.privacy.noise import RandomSource
 from privagrad.torch.moments import History
+from privagrad.torch.per_example.gradients import PerExampleGradient
+from privagrad.torch.per_example.tape import Tape
 from privagrad.torch.processes import Processes
 from privagrad.torch.scales import Scale, accurate, as_matrix
-from privagrad.torch.tape import Tape
-from privagrad.torch.uses import Use
 
 FLOAT32 = 2.0**-10
 """What norms and sums in float32 may be off, counted as sensitivity."""
@@ -73,7 +73,9 @@ class PrivateOptimizer(Optimizer):
         self.expected_batch_size = self._batch_size = expected_batch_size
         self.loss_reduction = loss_reduction
         self._last = self._waits = True
-        self.observe: Callable[[int, dict[str, list[Use]], float], None] | None = None
+        self.observe: Callable[[int, dict[str, list[PerExampleGradient]], float], None] | None = (
+            None
+        )
         self.non_finite = self.releases = 0
         self.step_done: Callable[[], None] = lambda: None
         self._source, self._processes, self._charge = source, processes, charge
@@ -99,7 +101,7 @@ class PrivateOptimizer(Optimizer):
 
     @max_grad_norm.setter
     def max_grad_norm(self, value: float) -> None:
-        self._max_grad_norm = _validate.positive("max_grad_norm", value)
+        self._max_grad_norm = validate.positive("max_grad_norm", value)
 
     @property
     def expected_batch_size(self) -> float:
@@ -108,7 +110,7 @@ class PrivateOptimizer(Optimizer):
 
     @expected_batch_size.setter
     def expected_batch_size(self, value: float) -> None:
-        self._divisor = _validate.positive("expected_batch_size", value)
+        self._divisor = validate.positive("expected_batch_size", value)
 
     @property
     def scales(self) -> dict[str, Scale]:
@@ -321,4 +323,4 @@ class PrivateOptimizer(Optimizer):
 def noise_of(value: Any) -> float:
     """`value` as a noise multiplier: 0, which is no noise, or positive and finite."""
     zero = isinstance(value, numbers.Real) and not isinstance(value, bool) and value == 0
-    return 0.0 if zero else _validate.positive("noise_multiplier", value)
+    return 0.0 if zero else validate.positive("noise_multiplier", value)

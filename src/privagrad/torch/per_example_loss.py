@@ -12,7 +12,7 @@ from torch.func import vmap
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
-from privagrad import _validate
+from privagrad._internal import validate
 from privagrad.torch.guards.numbers import BatchFloat, BatchInteger
 from privagrad.torch.guards.padding import padded_examples, same_gradient, unpadded
 from privagrad.torch.guards.refusals import BROKEN, UnverifiedError, padding_matters
@@ -70,7 +70,7 @@ class PerExampleLoss(nn.Module):
     ) -> None:
         super().__init__()
         self.criterion = criterion
-        self.reduction = _validate.choice("reduction", reduction, ("mean", "sum"))
+        self.reduction = validate.choice("reduction", reduction, ("mean", "sum"))
         self.batch_first = batch_first
 
     def forward(self, *values: Any) -> Tensor:

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from privagrad._validate import Vector
+from privagrad._internal.validate import Vector
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from privagrad._numba import kernel
+from privagrad._internal.jit import kernel
 
 _RANK_ONE = 1e-6
 _SUMMED = 4096

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from privagrad import _validate
+from privagrad._internal import validate
 from privagrad.torch.optimizer import PrivateOptimizer
 
 
@@ -65,7 +65,7 @@ class StepNoise(Schedule):
     def __init__(
         self, optimizer: PrivateOptimizer, *, step_size: int, gamma: float, last_epoch: int = -1
     ) -> None:
-        size, ratio = _validate.whole("step_size", step_size), _validate.positive("gamma", gamma)
+        size, ratio = validate.integer("step_size", step_size), validate.positive("gamma", gamma)
         super().__init__(optimizer, lambda step: ratio ** (step // size), last_epoch)
 
 

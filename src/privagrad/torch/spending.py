@@ -10,8 +10,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from privagrad.accounting import PrivacyPlan
-from privagrad.events import GaussianEvent
+from privagrad.privacy.accounting import PrivacyPlan
+from privagrad.privacy.events import GaussianEvent
 
 Entry = tuple[str, GaussianEvent]
 

@@ -12,7 +12,7 @@ from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.nn.modules.lazy import LazyModuleMixin
 from torch.nn.utils import parametrize
 
-from privagrad import _validate
+from privagrad._internal import validate
 
 
 class UnsupportedModuleError(ValueError):
@@ -56,7 +56,7 @@ class ModuleValidator:
             up to 32.
         """
         if num_groups is not None:
-            _validate.whole("num_groups", num_groups)
+            validate.integer("num_groups", num_groups)
             if replace_bn_with_in:
                 raise ValueError(
                     "Expected num_groups or replace_bn_with_in=True, found both: InstanceNorm has "

@@ -14,7 +14,7 @@ from privagrad.torch.guards.determinism import every_draw_at, random_state_kept,
 from privagrad.torch.guards.generators import OwnGenerators
 from privagrad.torch.guards.structure import tensors_of
 from privagrad.torch.guards.trace import row_layouts
-from privagrad.torch.layout import ROUNDING, Layout, magnitudes, same
+from privagrad.torch.per_example.layout import ROUNDING, Layout, magnitudes, same
 
 _LOOKED_AT = 16
 _ROWS = 2

@@ -24,8 +24,8 @@ from privagrad.torch.guards.trace import (
     signature,
 )
 from privagrad.torch.guards.traced import TracedTensor
-from privagrad.torch.layout import Layout
-from privagrad.torch.tape import ForwardPass
+from privagrad.torch.per_example.layout import Layout
+from privagrad.torch.per_example.tape import ForwardPass
 
 
 class Following:

@@ -13,10 +13,10 @@ from torch import Tensor, nn
 from privagrad.torch.guards.determinism import normals
 from privagrad.torch.guards.observed import Layouts
 from privagrad.torch.guards.structure import tensors_of
-from privagrad.torch.layout import Layout
+from privagrad.torch.per_example.gradients import PerExampleGradient
+from privagrad.torch.per_example.layout import Layout
+from privagrad.torch.per_example.tape import Tape
 from privagrad.torch.scales import Scale, accurate, as_matrix
-from privagrad.torch.tape import Tape
-from privagrad.torch.uses import Use
 
 _RELATIVE, _OF_ALL = 1e-3, 1e-5
 _COARSE = 100.0
@@ -88,7 +88,7 @@ def _dense(gradient: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def squares_of(uses: list[Use]) -> list[float]:
+def squares_of(uses: list[PerExampleGradient]) -> list[float]:
     """The squared norm of each example's gradient of a parameter, as the engine has it."""
     scales = [Scale.ball(as_matrix(use.parameter)[use.part]) for use in uses]
     squares = [use.squares(scale).double() for use, scale in zip(uses, scales, strict=True)]
@@ -97,7 +97,7 @@ def squares_of(uses: list[Use]) -> list[float]:
 
 @torch.no_grad()
 def differences(
-    uses: dict[str, list[Use]],
+    uses: dict[str, list[PerExampleGradient]],
     squares: dict[str, list[float]],
     expected: dict[str, Tensor],
     position: int,

@@ -61,7 +61,7 @@ from privagrad.torch.guards.trace import (
     signature,
 )
 from privagrad.torch.guards.traced import TracedTensor, node_of
-from privagrad.torch.tape import Tape
+from privagrad.torch.per_example.tape import Tape
 
 _USUAL = (0, 1, -1, 2, -100)
 _SMALL = 4096

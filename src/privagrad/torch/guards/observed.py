@@ -10,7 +10,7 @@ from torch import Tensor
 from privagrad.torch.guards.recorder import Recorder
 from privagrad.torch.guards.refusals import UnverifiedError
 from privagrad.torch.guards.structure import tensors_of
-from privagrad.torch.layout import (
+from privagrad.torch.per_example.layout import (
     ROUNDING,
     Layout,
     Mixed,

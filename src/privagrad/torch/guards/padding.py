@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_unflatten
 from privagrad.torch.guards.refusals import BROKEN
 from privagrad.torch.guards.trace import Leaf, Replay, TraceNode, history, run_again
 from privagrad.torch.guards.traced import node_of, untraced
-from privagrad.torch.layout import input_leaves, same, take
+from privagrad.torch.per_example.layout import input_leaves, same, take
 
 
 def padded_examples(steps: Iterable[TraceNode]) -> list[int]:

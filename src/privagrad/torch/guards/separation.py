@@ -24,7 +24,7 @@ from privagrad.torch.guards.trace import (
     row_layouts,
     run_again,
 )
-from privagrad.torch.layout import ROUNDING, Layout, magnitudes, same
+from privagrad.torch.per_example.layout import ROUNDING, Layout, magnitudes, same
 
 EXAMPLES = 4
 _CHANGES = (0.0, 1.0, 10.0)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from privagrad.torch.layout import Layout
+from privagrad.torch.per_example.layout import Layout
 
 Take = Callable[[Tensor], Tensor]
 

@@ -48,7 +48,7 @@ from privagrad.torch.guards.refusals import (
 from privagrad.torch.guards.structure import tensors_of
 from privagrad.torch.guards.trace import history
 from privagrad.torch.guards.traced import node_of, untraced
-from privagrad.torch.layout import (
+from privagrad.torch.per_example.layout import (
     Mixed,
     ObservedTensor,
     input_leaves,
@@ -56,7 +56,7 @@ from privagrad.torch.layout import (
     take,
     with_unusual,
 )
-from privagrad.torch.tape import Tape
+from privagrad.torch.per_example.tape import Tape
 
 EXAMPLES = 3
 """How many examples of a batch are verified."""

@@ -1,0 +1,1 @@
+"""What every room uses and no user sees: checks of input, compiled kernels, progress, files."""

@@ -1,0 +1,1 @@
+"""Files on disk as rows of numbers: readers, schema, encoding, model files."""

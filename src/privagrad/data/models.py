@@ -1,0 +1,135 @@
+"""Fitted models as files that are safe to load: a ZIP of JSON and plain arrays, no pickle.
+
+`model.json` holds everything but arrays: what it is, the schema of its table, what it cost, how it
+was made and evaluated. Every array is a `NAME.npy` of float64: see `docs/model-format.md`.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import zipfile
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from privagrad._internal.atomic import atomic_write
+from privagrad.data.schema import Schema, as_values, from_values
+from privagrad.privacy.events import relation_named
+
+FORMAT, VERSION = "privagrad-model", 1
+_ARRAYS = ("coef", "intercept", "coef_noise", "intercept_noise", "centre", "unit", "scale")
+
+
+@dataclass(frozen=True)
+class SavedModel:
+    """A linear model in original units: margins are X @ coef.T + intercept.
+
+    Attributes
+    ----------
+    loss : str
+        What was minimised: "logistic", "hinge", "softmax", "quantile", "huber", ...
+    features : list of str
+        Names of the columns after encoding.
+    classes : list of str or None
+        Labels in order; None for a regression.
+    schema : Schema or None
+        Of the table it was fitted to, with all categories; None: a LIBSVM file.
+    privacy : dict
+        epsilon, delta, relation, sampling, accountant, seeded, events, and what is public.
+    made : dict
+        When, with which version, method and settings, for which data set and run of the ledger.
+    evaluation : dict
+        What the rows said of it, privately; and what a test table said, exactly.
+    coef, intercept : arrays of shape (k, d) and (k,)
+    coef_noise, intercept_noise : arrays of the same shapes
+        How much of them is noise, in standard deviations, if columns are independent.
+    centre, unit, scale : arrays of shape (d,)
+        What was learned of the columns, and the ellipsoid's scale in columns divided by their unit.
+    """
+
+    loss: str
+    features: list[str]
+    classes: list[str] | None
+    schema: Schema | None
+    privacy: dict[str, Any]
+    made: dict[str, Any]
+    evaluation: dict[str, Any]
+    coef: NDArray[np.float64]
+    intercept: NDArray[np.float64]
+    coef_noise: NDArray[np.float64]
+    intercept_noise: NDArray[np.float64]
+    centre: NDArray[np.float64]
+    unit: NDArray[np.float64]
+    scale: NDArray[np.float64]
+
+    def margins(self, X: Any) -> NDArray[np.float64]:
+        return np.asarray(X @ self.coef.T + self.intercept, dtype=np.float64)
+
+    def predict(self, X: Any) -> NDArray[Any]:
+        """Labels, or numbers for a regression."""
+        margins = self.margins(X)
+        if self.classes is None:
+            return margins[:, 0]
+        labels = np.asarray(self.classes, dtype=object)
+        if margins.shape[1] == 1:
+            return np.asarray(labels[(margins[:, 0] > 0).astype(int)])
+        return np.asarray(labels[margins.argmax(axis=1)])
+
+
+def save_model(model: SavedModel, path: Path) -> None:
+    """Write the file whole or not at all."""
+    card: dict[str, Any] = {"format": FORMAT, "version": VERSION}
+    card |= {f.name: getattr(model, f.name) for f in fields(model) if f.name not in _ARRAYS}
+    card["schema"] = None if model.schema is None else as_values(model.schema)
+    with atomic_write(path) as file, zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("model.json", json.dumps(card, indent=1, ensure_ascii=False))
+        for name in _ARRAYS:
+            archive.writestr(f"{name}.npy", _packed(getattr(model, name)))
+
+
+def load_model(path: Path) -> SavedModel:
+    """Read a model; anything that is not one is refused."""
+    if not path.is_file():
+        raise FileNotFoundError(f"Expected a model, found nothing at {path}.")
+    try:
+        with zipfile.ZipFile(path) as archive:
+            card = json.loads(archive.read("model.json"))
+            if not isinstance(card, dict) or card.pop("format", None) != FORMAT:
+                raise ValueError("no model of privagrad")
+            if (version := card.pop("version")) > VERSION:
+                raise ValueError(f"version {version}, newer than this privagrad's {VERSION}")
+            for name in _ARRAYS:
+                packed = io.BytesIO(archive.read(f"{name}.npy"))
+                card[name] = np.load(packed, allow_pickle=False)
+        if card["schema"] is not None:
+            card["schema"] = from_values(card["schema"])
+        if "relation" in card["privacy"]:
+            card["privacy"]["relation"] = relation_named(card["privacy"]["relation"])
+        model = SavedModel(**card)
+        _check_shapes(model)
+    except (zipfile.BadZipFile, KeyError, TypeError, ValueError, AttributeError) as error:
+        raise ValueError(f"Expected a model in {path.name}, found: {error}.") from error
+    return model
+
+
+def _check_shapes(model: SavedModel) -> None:
+    k, dim = len(model.intercept), len(model.features)
+    wanted: dict[str, tuple[int, ...]] = {"intercept_noise": (k,)}
+    wanted |= dict.fromkeys(("coef", "coef_noise"), (k, dim))
+    wanted |= dict.fromkeys(("centre", "unit", "scale"), (dim,))
+    for name, shape in wanted.items():
+        found = getattr(model, name).shape
+        if found != shape:
+            raise ValueError(f"{name} of shape {found} instead of {shape}")
+    if model.classes is not None and len(model.classes) != max(k, 2):
+        raise ValueError(f"{len(model.classes)} classes for {k} rows of coefficients")
+
+
+def _packed(array: NDArray[np.float64]) -> bytes:
+    buffer = io.BytesIO()
+    np.save(buffer, np.ascontiguousarray(array, dtype=np.float64), allow_pickle=False)
+    return buffer.getvalue()

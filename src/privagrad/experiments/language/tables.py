@@ -1,0 +1,190 @@
+"""Table 1 and Figure 2 as files: CSV, Markdown beside the paper's figures, plots."""
+
+from __future__ import annotations
+
+import csv
+import math
+from pathlib import Path
+from statistics import mean, stdev
+from typing import TYPE_CHECKING, Any
+
+from privagrad.experiments.language.tuning import Trial, price
+from privagrad.experiments.plots import COLOURS, figure, save
+from privagrad.privacy.events import GaussianEvent
+
+if TYPE_CHECKING:
+    from privagrad.experiments.language.training import Texts
+
+LABELS = {
+    "dp-sgd": "DP-SGD",
+    "pasan": "PASAN",
+    "pagan": "PAGAN",
+    "sgd": "SGD (not private)",
+    "adagrad": "AdaGrad (not private)",
+}
+PAPER = {
+    ("dp-sgd", 3.0): 238.44,
+    ("dp-sgd", 1.0): 285.11,
+    ("dp-sgd", 0.5): 350.23,
+    ("pasan", 3.0): 238.87,
+    ("pasan", 1.0): 274.63,
+    ("pasan", 0.5): 332.52,
+    ("pagan", 3.0): 224.82,
+    ("pagan", 1.0): 253.41,
+    ("pagan", 0.5): 291.41,
+    ("sgd", math.inf): 75.45,
+    ("adagrad", math.inf): 79.74,
+}
+"""Test perplexities of the paper's Table 1."""
+
+COLUMNS = (
+    "method", "epsilon", "seed", "epochs", "step_size", "radius", "valid_perplexity",
+    "test_perplexity", "epsilon_spent", "seconds",
+)  # fmt: skip
+
+
+def _label(row: dict[str, Any]) -> str:
+    return LABELS[row["kind"]] + (", word frequencies" if row["words"] else "")
+
+
+def write(out: Path, rows: list[dict[str, Any]], texts: Texts, trials: list[Trial]) -> None:
+    """table1.csv and .md, curves.csv, figure2.png and .svg; `rows` are runs with their results."""
+    with (out / "table1.csv").open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, COLUMNS, extrasaction="ignore")
+        writer.writeheader()
+        for row in rows:
+            writer.writerow({**row, "test_perplexity": row["test_perplexity"] or ""})
+    with (out / "curves.csv").open("w", newline="", encoding="utf-8") as file:
+        curves = csv.writer(file)
+        curves.writerow(["method", "epsilon", "seed", "epoch", "rounds", "valid_perplexity"])
+        for row in rows:
+            for epoch, value in enumerate(row["valid_curve"], start=1):
+                rounds = row["steps_made"] * epoch // len(row["valid_curve"])
+                curves.writerow([row["method"], row["epsilon"], row["seed"], epoch, rounds, value])
+    notes = _against_the_ball(rows) + _price(trials, rows, texts)
+    if texts.test is None:
+        notes.append("There was no test.txt: that column is empty.")
+    (out / "table1.md").write_text(_markdown(rows, notes), encoding="utf-8")
+    _draw(out / "figure2", rows)
+
+
+def _against_the_ball(rows: list[dict[str, Any]]) -> list[str]:
+    """How much higher perplexities are with shaped noise, seed by seed, with an interval."""
+    from privagrad.experiments.language.training import SHAPED
+
+    found = {(r["kind"], r["words"], r["epsilon"], r["seed"]): r["valid_perplexity"] for r in rows}
+    notes = []
+    for kind, words, epsilon in dict.fromkeys(key[:3] for key in found):
+        if kind not in SHAPED:
+            continue
+        pairs = [
+            (value, found["dp-sgd", words, epsilon, key[3]])
+            for key, value in found.items()
+            if key[:3] == (kind, words, epsilon) and ("dp-sgd", words, epsilon, key[3]) in found
+        ]
+        if len(pairs) > 1:
+            rises = [100 * (value / ball - 1) for value, ball in pairs]
+            middle, half = interval(rises)
+            known = " with word frequencies" if words else ""
+            notes.append(
+                f"- {LABELS[kind]} against DP-SGD{known} at epsilon {epsilon:g}: {middle:+.1f} % "
+                f"({middle - half:+.1f} to {middle + half:+.1f} %)"
+            )
+    if not notes:
+        return []
+    told = "Validation perplexity, mean over seeds and its interval at 95 % (Student's t):"
+    return ["", told, "", *notes, ""]
+
+
+def interval(values: list[float]) -> tuple[float, float]:
+    """The mean of two values or more, and half the length of its interval at 95 %."""
+    from scipy.stats import t
+
+    half = t.ppf(0.975, len(values) - 1) * stdev(values) / math.sqrt(len(values))
+    return mean(values), float(half)
+
+
+def _price(trials: list[Trial], rows: list[dict[str, Any]], texts: Texts) -> list[str]:
+    """What the tuning would cost if it were charged."""
+    from privagrad.experiments.language.corpus import Sequences
+    from privagrad.experiments.language.training import DELTA
+
+    if not trials:
+        return []
+    examples = len(Sequences(texts.train))
+    notes = [
+        f"Step size, radius and schedule are the best of {len(trials)} trials on the validation "
+        "text (tuning.csv), which are not charged. If all were private runs of their own:"
+    ]
+    finals = {(row["method"], row["epsilon"]): row for row in rows}
+    for (method, epsilon), row in finals.items():
+        own = [t for t in trials if (t.method, t.epsilon) == (method, epsilon)]
+        if own and math.isfinite(epsilon):
+            batch = min(row["batch_size"], examples)
+            final = GaussianEvent(
+                row["noise_multiplier"], row["steps_made"], "poisson", examples, batch
+            )
+            cost = price(own, final, DELTA)
+            notes.append(
+                f"- {_label(row)}: {len(own)} trials and the run itself, epsilon {cost:.3g} in "
+                f"place of {epsilon:g}"
+            )
+    return notes
+
+
+def _markdown(rows: list[dict[str, Any]], notes: list[str]) -> str:
+    lines = [
+        "| method | epsilon | validation, state carried | reset every 35 | test | paper's test |",
+        "|---|---|---|---|---|---|",
+    ]
+    for method, epsilon in dict.fromkeys((row["method"], row["epsilon"]) for row in rows):
+        group = [r for r in rows if (r["method"], r["epsilon"]) == (method, epsilon)]
+        cells = [_spread([r[key] for r in group]) for key in _SHOWN]
+        paper = PAPER.get((method, epsilon))
+        lines.append(f"| {_label(group[0])} | {epsilon:g} | {' | '.join(cells)} | {paper or ''} |")
+    lines += ["", "Perplexities, mean ± standard deviation over seeds. The noise is seeded."]
+    lines.append(
+        "The vocabulary is taken from the training text unless --vocabulary public: that is "
+        "not private."
+    )
+    if any(row["words"] for row in rows):
+        lines.append(
+            "Word frequencies: of the public text; biases start from them, and rare words' rows "
+            "take smaller steps. Not in the paper."
+        )
+    if any(row["sample"] for row in rows):
+        lines.append(
+            "Trials: all steps of a run with all of its noise, on few examples a step. Not private."
+        )
+    if any(row["width"] != 120 for row in rows):
+        lines.append("A small model on a slice of the text: not to be compared with the paper's.")
+    return "\n".join([*lines, *notes]) + "\n"
+
+
+_SHOWN = ("valid_perplexity", "valid_perplexity_reset", "test_perplexity")
+
+
+def _spread(values: list[float | None]) -> str:
+    known = [value for value in values if value is not None]
+    if not known:
+        return ""
+    return f"{mean(known):.1f}" + (f" ± {stdev(known):.1f}" if len(known) > 1 else "")
+
+
+def _draw(stem: Path, rows: list[dict[str, Any]]) -> None:
+    epsilons = sorted({r["epsilon"] for r in rows if math.isfinite(r["epsilon"])}, reverse=True)
+    panels = epsilons or [math.inf]
+    colours = dict(zip(LABELS, COLOURS, strict=False))
+    lines: dict[str, Any] = {}
+    fig, grid = figure(len(panels), width=4.2 * len(panels), height=4.2)
+    for axes, epsilon in zip(grid, panels, strict=True):
+        for row in (row for row in rows if row["epsilon"] == epsilon):
+            best = [min(row["valid_curve"][: k + 1]) for k in range(len(row["valid_curve"]))]
+            rounds = [row["steps_made"] * k // len(best) for k in range(1, len(best) + 1)]
+            (lines[_label(row)],) = axes.plot(
+                rounds, best, color=colours[row["kind"]], linestyle="--" if row["words"] else "-"
+            )
+        axes.set(title=f"epsilon = {epsilon:g}", xlabel="rounds")
+    grid[0].set_ylabel("least validation perplexity so far")
+    grid[-1].legend(lines.values(), lines.keys(), frameon=False, fontsize="small")
+    save(fig, stem)

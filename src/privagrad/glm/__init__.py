@@ -1,0 +1,1 @@
+"""Generalized linear models: losses, rows, fused kernels, bounded gradients, minimisers."""

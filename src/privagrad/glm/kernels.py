@@ -1,0 +1,361 @@
+"""Fused kernels: sums of bounded gradients of generalized linear models, dense and CSR.
+
+The gradient of one example is ℓ'(⟨a, x⟩) a, so its norm in the ellipsoid and its bounded copy
+follow from the row `a` alone. Rows are taken a few at a time: measured, weighed, and added while
+they are in the first cache, so that each is read from memory once and no gradient is ever stored.
+Contributions are rounded to whole units of the mechanism's grid, so that sums are exact: the same
+for any order of the rows and any number of threads.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from privagrad._internal.jit import kernel, prefetch
+from privagrad.geometry.ellipsoid import euclidean_norm, secular_root
+from privagrad.glm.losses import class_slopes, lipschitz, slope
+
+RADIAL, EUCLIDEAN, UNBOUNDED, BY_ROWS = 0, 1, 2, 3
+
+_ROWS = 8
+_INFINITY = math.inf
+
+
+@kernel(reorder=True)
+def add_dense(
+    array: Any, batch: Any, total: Any, targets: Any, x: Any, code: Any, parameter: Any,
+    mode: Any, whitening: Any, scale: Any, units: Any, limit: Any,
+) -> Any:  # fmt: skip
+    """total += the batch's gradients; how many were shrunk, how many left out as not finite."""
+    dim = x.size
+    flat = array.reshape(-1)
+    line = 64 // array.itemsize
+    margins, norms = np.empty(_ROWS), np.empty(_ROWS)
+    clipped = nonfinite = 0
+    for first in range(0, batch.size, _ROWS):
+        count = min(_ROWS, batch.size - first)
+        for i in range(count):
+            if first + i + _ROWS < batch.size:
+                ahead = batch[first + i + _ROWS]
+                prefetch(targets, ahead)
+                for j in range(ahead * dim, (ahead + 1) * dim, line):
+                    prefetch(flat, j)
+            row = batch[first + i]
+            margin = squares = 0.0
+            for j in range(dim):
+                value = np.float64(array[row, j])
+                whitened = value * whitening[j]
+                margin += value * x[j]
+                squares += whitened * whitened
+            margins[i] = margin
+            norms[i] = math.sqrt(squares)
+            if squares == _INFINITY:
+                norms[i] = _large_norm(array[row], whitening)
+        for i in range(count):
+            row = batch[first + i]
+            # Not in a loop of its own, whose steps a compiler may put side by side in a vector:
+            # exponentials of vectors and single ones round differently.
+            factor, shrink = _slope_and_shrink(
+                code, parameter, mode, margins[i], norms[i], targets[row], limit
+            )
+            if math.isnan(shrink):
+                nonfinite += 1
+                continue
+            if mode == UNBOUNDED:
+                for j in range(dim):
+                    total[j] += factor * np.float64(array[row, j])
+            elif mode == EUCLIDEAN and shrink < 1.0:
+                moved, finite = _onto_ellipsoid(array[row], factor, whitening, scale, limit)
+                if not finite:
+                    nonfinite += 1
+                    continue
+                for j in range(dim):
+                    total[j] += np.rint(moved[j] * units)
+            else:
+                factor *= shrink * units
+                for j in range(dim):
+                    total[j] += np.rint(np.float64(array[row, j]) * whitening[j] * factor)
+            clipped += shrink < 1.0
+    return clipped, nonfinite
+
+
+@kernel(reorder=True)
+def add_sparse(
+    data: Any, indices: Any, indptr: Any, batch: Any, total: Any, targets: Any, x: Any, code: Any,
+    parameter: Any, mode: Any, whitening: Any, scale: Any, units: Any, limit: Any,
+) -> Any:  # fmt: skip
+    """`add_dense` for the rows of a canonical CSR matrix."""
+    line = 64 // data.itemsize
+    clipped = nonfinite = 0
+    for i in range(batch.size):
+        if i + 1 < batch.size:
+            for k in range(indptr[batch[i + 1]], indptr[batch[i + 1] + 1], line):
+                prefetch(data, k)
+                prefetch(indices, k)
+        entries = slice(indptr[batch[i]], indptr[batch[i] + 1])
+        margin = squares = 0.0
+        for k in range(entries.start, entries.stop):
+            value = np.float64(data[k])
+            whitened = value * whitening[indices[k]]
+            margin += value * x[indices[k]]
+            squares += whitened * whitened
+        norm = math.sqrt(squares)
+        if squares == _INFINITY:
+            norm = _large_norm(data[entries], whitening[indices[entries]])
+        factor, shrink = _slope_and_shrink(
+            code, parameter, mode, margin, norm, targets[batch[i]], limit
+        )
+        if math.isnan(shrink):
+            nonfinite += 1
+            continue
+        if mode == UNBOUNDED:
+            for k in range(entries.start, entries.stop):
+                total[indices[k]] += factor * np.float64(data[k])
+        elif mode == EUCLIDEAN and shrink < 1.0:
+            columns = indices[entries]
+            moved, finite = _onto_ellipsoid(
+                data[entries], factor, whitening[columns], scale[columns], limit
+            )
+            if not finite:
+                nonfinite += 1
+                continue
+            for j in range(columns.size):
+                total[columns[j]] += np.rint(moved[j] * units)
+        else:
+            factor *= shrink * units
+            for k in range(entries.start, entries.stop):
+                whitened = np.float64(data[k]) * whitening[indices[k]]
+                total[indices[k]] += np.rint(whitened * factor)
+        clipped += shrink < 1.0
+    return clipped, nonfinite
+
+
+@kernel(reorder=True)
+def add_classes(
+    data: Any, indices: Any, starts: Any, dense: Any, batch: Any, total: Any, targets: Any, x: Any,
+    code: Any, parameter: Any, mode: Any, whitening: Any, scale: Any, units: Any, limit: Any,
+    classes: Any,
+) -> Any:  # fmt: skip
+    """`add_dense` for k classes and rows dense or CSR: the gradient is δ ⊗ a, δ = dℓ/dm.
+
+    Its squared norm is Σ_c δ_c² Σ_j (A^{1/2})_cj² a_j²: no matrix per example.
+    """
+    dim = x.size // classes
+    slopes = np.empty(classes)
+    squares = np.empty(classes)
+    clipped = nonfinite = 0
+    for i in range(batch.size):
+        row = batch[i]
+        start, stop = starts[row], starts[row + 1]
+        values = data[start:stop]
+        columns = indices[:dim] if dense else indices[start:stop]
+        for c in range(classes):
+            slopes[c], squares[c] = _margin(values, columns, dense, x, whitening, c * dim)
+        class_slopes(code, slopes, np.int64(targets[row]))
+        norm = 0.0
+        for c in range(classes):
+            norm += squares[c] * slopes[c] * slopes[c] if slopes[c] != 0.0 else 0.0
+        norm = math.sqrt(norm)
+        if mode == BY_ROWS:
+            norm = lipschitz(code, parameter) * math.sqrt(squares.max())
+        shrink = 1.0
+        if not math.isfinite(slopes.sum()):
+            shrink = math.nan
+        elif mode != UNBOUNDED and not norm <= limit:
+            if not math.isfinite(norm):  # squares beyond the largest double, or times 0
+                sizes = slopes
+                if mode == BY_ROWS:
+                    sizes = np.full(classes, lipschitz(code, parameter))
+                norm = _large_norm(*_outer(values, columns, dim, sizes, whitening))
+            shrink = limit / norm if math.isfinite(norm) else math.nan
+        if math.isnan(shrink):
+            nonfinite += 1
+            continue
+        if mode == UNBOUNDED:
+            for c in range(classes):
+                for k in range(values.size):
+                    total[c * dim + columns[k]] += slopes[c] * np.float64(values[k])
+        elif mode == EUCLIDEAN and shrink < 1.0:
+            flat, weights = _outer(values, columns, dim, slopes, whitening)
+            _, widths = _outer(values, columns, dim, slopes, scale)
+            moved, finite = _onto_ellipsoid(flat, 1.0, weights, widths, limit)
+            if not finite:
+                nonfinite += 1
+                continue
+            for c in range(classes):
+                for k in range(values.size):
+                    total[c * dim + columns[k]] += np.rint(moved[c * values.size + k] * units)
+        else:
+            for c in range(classes):
+                factor = slopes[c] * shrink * units
+                if factor != 0.0:
+                    _add_class(values, columns, dense, total, whitening, factor, c * dim)
+        clipped += shrink < 1.0
+    return clipped, nonfinite
+
+
+@kernel(reorder=True, inline=True)
+def _margin(values: Any, columns: Any, dense: Any, x: Any, whitening: Any, at: Any) -> Any:
+    """⟨a, x⟩ and ‖A^{1/2} a‖² for one class, whose coordinates start at `at`."""
+    margin = squares = 0.0
+    if dense:
+        for j in range(values.size):
+            value = np.float64(values[j])
+            whitened = value * whitening[at + j]
+            margin += value * x[at + j]
+            squares += whitened * whitened
+    else:
+        for k in range(values.size):
+            value = np.float64(values[k])
+            whitened = value * whitening[at + columns[k]]
+            margin += value * x[at + columns[k]]
+            squares += whitened * whitened
+    return margin, squares
+
+
+@kernel(reorder=True, inline=True)
+def _add_class(
+    values: Any, columns: Any, dense: Any, total: Any, whitening: Any, factor: Any, at: Any
+) -> None:
+    """total += round(factor A^{1/2} a) in the coordinates of one class."""
+    if dense:
+        for j in range(values.size):
+            total[at + j] += np.rint(np.float64(values[j]) * whitening[at + j] * factor)
+    else:
+        for k in range(values.size):
+            j = at + columns[k]
+            total[j] += np.rint(np.float64(values[k]) * whitening[j] * factor)
+
+
+@kernel()
+def _outer(values: Any, columns: Any, dim: Any, slopes: Any, weights: Any) -> Any:
+    """δ ⊗ a over the entries of one row, flat, and the weights of the same coordinates."""
+    size = values.size
+    flat, chosen = np.empty(slopes.size * size), np.empty(slopes.size * size)
+    for c in range(slopes.size):
+        for k in range(size):
+            flat[c * size + k] = np.float64(values[k]) * slopes[c]
+            chosen[c * size + k] = weights[c * dim + columns[k]]
+    return flat, chosen
+
+
+@kernel(reorder=True, inline=True)
+def _product(values: Any, columns: Any, dense: Any, x: Any, at: Any) -> Any:
+    """⟨a, x⟩ for one class, whose coordinates start at `at`."""
+    product = 0.0
+    if dense:
+        for j in range(values.size):
+            product += np.float64(values[j]) * x[at + j]
+    else:
+        for k in range(values.size):
+            product += np.float64(values[k]) * x[at + columns[k]]
+    return product
+
+
+@kernel(reorder=True)
+def all_margins(data: Any, indices: Any, starts: Any, dense: Any, x: Any, classes: Any) -> Any:
+    """⟨a_i, x_c⟩ of every row i and class c: a row's depend on the row and x alone."""
+    dim = x.size // classes
+    margins = np.empty((starts.size - 1, classes))
+    for i in range(starts.size - 1):
+        values = data[starts[i] : starts[i + 1]]
+        columns = indices[:dim] if dense else indices[starts[i] : starts[i + 1]]
+        for c in range(classes):
+            margins[i, c] = _product(values, columns, dense, x, c * dim)
+    return margins
+
+
+@kernel()
+def all_norms(data: Any, indices: Any, starts: Any, dense: Any, whitening: Any) -> Any:
+    """‖A^{1/2} a_i‖ of every row, for the first class."""
+    norms = np.empty(starts.size - 1)
+    for i in range(starts.size - 1):
+        first = starts[i] if dense else 0
+        squares = 0.0
+        for k in range(starts[i], starts[i + 1]):
+            squares += (np.float64(data[k]) * whitening[indices[k - first]]) ** 2
+        norms[i] = math.sqrt(squares)
+    return norms
+
+
+@kernel(reorder=True)
+def fill_gradients(
+    data: Any, indices: Any, starts: Any, dense: Any, batch: Any, targets: Any, x: Any, code: Any,
+    parameter: Any, classes: Any, multiclass: Any, gradients: Any, finite: Any,
+) -> None:  # fmt: skip
+    """Each of the batch's gradients as a row of `gradients`, and whether it is finite.
+
+    BLAS would be no help: its rounding depends on a row's place in the batch.
+    """
+    dim = x.size // classes
+    slopes = np.empty(classes)
+    for i in range(batch.size):
+        row = batch[i]
+        values = data[starts[row] : starts[row + 1]]
+        columns = indices[:dim] if dense else indices[starts[row] : starts[row + 1]]
+        for c in range(classes):
+            slopes[c] = _product(values, columns, dense, x, c * dim)
+        if multiclass:
+            class_slopes(code, slopes, np.int64(targets[row]))
+        else:
+            slopes[0] = slope(code, parameter, slopes[0], targets[row])
+        finite[i] = True
+        for c in range(classes):
+            for k in range(values.size):
+                entry = np.float64(values[k]) * slopes[c]
+                gradients[i, c * dim + columns[k]] = entry
+                finite[i] &= math.isfinite(entry)
+
+
+@kernel(inline=True)
+def _slope_and_shrink(
+    code: Any, parameter: Any, mode: Any, margin: Any, norm: Any, target: Any, limit: Any
+) -> Any:
+    """ℓ' and what brings ℓ' times a row of this norm within `limit`; NaN: not finite, leave out."""
+    factor = slope(code, parameter, margin, target)
+    shrink = 1.0
+    if mode == UNBOUNDED:
+        if not (math.isfinite(margin) and math.isfinite(factor)):
+            shrink = math.nan
+    else:
+        size = (lipschitz(code, parameter) if mode == BY_ROWS else abs(factor)) * norm
+        if math.isnan(factor):
+            shrink = math.nan
+        elif not size <= limit:
+            shrink = limit / size if math.isfinite(size) else math.nan
+    return factor, shrink
+
+
+@kernel()
+def _large_norm(values: Any, whitening: Any) -> Any:
+    """‖A^{1/2} a‖ where its square overflows; not finite only if an entry is not."""
+    largest = 0.0
+    for j in range(values.size):
+        largest = max(largest, abs(np.float64(values[j]) * whitening[j]))
+    if not math.isfinite(largest):
+        return math.inf
+    squares = 0.0
+    for j in range(values.size):
+        squares += (np.float64(values[j]) * whitening[j] / largest) ** 2
+    return largest * math.sqrt(squares)
+
+
+@kernel()
+def _onto_ellipsoid(values: Any, factor: Any, whitening: Any, scale: Any, limit: Any) -> Any:
+    """π_A of one gradient in whitened coordinates, of norm ≤ limit, and whether it is finite."""
+    moved = np.empty(values.size)
+    for j in range(values.size):
+        # The whitened row is finite; a slope times an entry of it might not be.
+        moved[j] = np.float64(values[j]) * whitening[j] * factor
+    root, top = secular_root(moved, scale, limit)
+    if root > 0.0:
+        for j in range(moved.size):
+            moved[j] /= 1.0 + root * (scale[j] / top)
+    norm = euclidean_norm(moved)
+    if norm > limit:
+        for j in range(moved.size):
+            moved[j] *= limit / norm
+    return moved, math.isfinite(norm)

@@ -1,0 +1,273 @@
+"""What users hold, turned into rows the kernels read: arrays, CSR matrices, data frames."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from tempfile import TemporaryFile
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from privagrad._internal.jit import kernel
+from privagrad._internal.validate import Vector
+from privagrad.glm.kernels import add_dense, add_sparse, all_margins
+
+_FLOATS = (np.dtype(np.float32), np.dtype(np.float64))
+_LARGE = 2**30
+_CHUNK = 65_536
+_quiet = np.errstate(over="ignore", invalid="ignore")
+"""A warning of an overflow would tell of a private row; the kernels leave such rows out."""
+
+
+def scratch(shape: tuple[int, int], dtype: Any) -> NDArray[Any]:
+    """Memory for a table; a large one lies in a temporary file, which goes when it is let go."""
+    if math.prod(shape) * np.dtype(dtype).itemsize < _LARGE:
+        return np.empty(shape, dtype)
+    with TemporaryFile() as file:
+        return np.asarray(np.memmap(file, dtype, mode="w+", shape=shape))
+
+
+@dataclass(frozen=True)
+class DenseRows:
+    """Rows of a C-ordered float32 or float64 array of shape (n, d)."""
+
+    array: NDArray[Any]
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.array.shape[0], self.array.shape[1]
+
+    @property
+    def matrix(self) -> Any:
+        """All rows, as something with products."""
+        return self.array
+
+    @property
+    def flat(self) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any], bool]:
+        """Entries, column numbers (of one row), where rows start, and True: it is dense."""
+        n, dim = self.shape
+        return self.array.reshape(-1), np.arange(dim), np.arange(n + 1) * dim, True
+
+    def margins(self, x: Vector) -> Vector:
+        """⟨a_i, x⟩ of every row; for x of shape (d, k) of shape (n, k)."""
+        return _margins(self, x)
+
+    @_quiet
+    def centred(self, columns: NDArray[Any], centre: Vector) -> DenseRows:
+        """These columns minus their centres."""
+        n = self.shape[0]
+        moved = scratch((n, columns.size), np.result_type(self.array, centre))
+        for first in range(0, n, _CHUNK):
+            place = slice(first, first + _CHUNK)
+            np.subtract(self.array[place][:, columns], centre, out=moved[place])
+        return DenseRows(moved)
+
+    @_quiet
+    def standardized(self, centre: Vector, unit: Vector, constant: bool) -> DenseRows:
+        """(a_j - centre_j)/unit_j in all columns, and where asked for a last column of ones."""
+        n, dim = self.shape
+        table = scratch((n, dim + constant), self.array.dtype)
+        for first in range(0, n, _CHUNK):
+            place = slice(first, first + _CHUNK)
+            part = table[place]
+            np.subtract(self.array[place], centre, out=part[:, :dim], casting="same_kind")
+            part[:, :dim] /= unit.astype(table.dtype)
+            part[:, dim:] = 1.0
+        return DenseRows(table)
+
+    def without(self, rows: NDArray[np.bool_]) -> DenseRows:
+        """These rows all zeros, in place."""
+        self.array[rows] = 0.0
+        return self
+
+    @cached_property
+    def kernel(self) -> tuple[Callable[..., tuple[int, int]], tuple[NDArray[Any], ...]]:
+        """The function that adds gradients, and its first arguments."""
+        return add_dense, (self.array,)
+
+    @cached_property
+    def entries_per_row(self) -> float:
+        return float(self.shape[1])
+
+
+@dataclass(frozen=True)
+class SparseRows:
+    """Rows of a canonical CSR matrix: in each row, column numbers strictly increase."""
+
+    data: NDArray[Any]
+    indices: NDArray[Any]
+    indptr: NDArray[Any]
+    dim: int
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.indptr.size - 1, self.dim
+
+    @property
+    def flat(self) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any], bool]:
+        """Entries, their column numbers, where rows start, and False: it is not dense."""
+        return self.data, self.indices, self.indptr, False
+
+    @cached_property
+    def entries_per_row(self) -> float:
+        return self.data.size / max(self.indptr.size - 1, 1)
+
+    @cached_property
+    def matrix(self) -> Any:
+        """All rows, as something with products."""
+        from scipy.sparse import csr_array
+
+        return csr_array((self.data, self.indices, self.indptr), shape=self.shape)
+
+    def margins(self, x: Vector) -> Vector:
+        """⟨a_i, x⟩ of every row; for x of shape (d, k) of shape (n, k)."""
+        return _margins(self, x)
+
+    @_quiet
+    def centred(self, columns: NDArray[Any], centre: Vector) -> DenseRows:
+        """These columns, with their zeros, minus their centres."""
+        return DenseRows(np.ascontiguousarray(self.matrix[:, columns].toarray() - centre))
+
+    @_quiet
+    def standardized(self, centre: Vector, unit: Vector, constant: bool) -> SparseRows:
+        """(a_j - centre_j)/unit_j in all columns, and where asked for a last column of ones.
+
+        Centred columns store all their entries; the others keep their zeros.
+        """
+        from scipy.sparse import csr_array, hstack
+
+        filled = np.flatnonzero(centre)
+        dense = self.centred(filled, centre[filled]).array / unit[filled]
+        factor = np.where(centre == 0, 1.0 / unit, 0.0)
+        n = self.shape[0]
+        scaled = (self.data * factor[self.indices]).astype(self.data.dtype)
+        kept = csr_array((scaled, self.indices, self.indptr), shape=self.shape, copy=True)
+        kept.eliminate_zeros()
+        spread = csr_array((np.ones(filled.size), filled, np.arange(filled.size + 1)),
+                           shape=(filled.size, self.dim))  # fmt: skip
+        table = kept + csr_array(dense) @ spread if filled.size else kept
+        if constant:
+            table = hstack([csr_array(table), csr_array(np.ones((n, 1)))], format="csr")
+        return _sparse(table)
+
+    def without(self, rows: NDArray[np.bool_]) -> SparseRows:
+        """These rows all zeros, in place."""
+        self.data[np.repeat(rows, np.diff(self.indptr))] = 0.0
+        return self
+
+    @cached_property
+    def kernel(self) -> tuple[Callable[..., tuple[int, int]], tuple[NDArray[Any], ...]]:
+        """The function that adds gradients, and its first arguments."""
+        return add_sparse, (self.data, self.indices, self.indptr)
+
+
+def _margins(rows: DenseRows | SparseRows, x: Vector) -> Vector:
+    """A row's margins depend on the row and x alone, which products of matrices do not give."""
+    weights = np.ascontiguousarray(np.atleast_2d(x.T), dtype=np.float64)
+    if weights.shape[1] != rows.shape[1]:
+        raise ValueError(f"Expected a point of {rows.shape[1]} columns, found shape {x.shape}.")
+    margins: Vector = all_margins(*rows.flat, weights.ravel(), len(weights))
+    return margins if x.ndim == 2 else margins[:, 0]
+
+
+def as_rows(X: Any) -> DenseRows | SparseRows:
+    """Rows of a NumPy array, a SciPy sparse matrix, or a pandas or Polars frame of numbers.
+
+    float32 and float64 arrays in C order and canonical CSR matrices are used as they are,
+    without a copy.
+    """
+    if hasattr(X, "tocsr"):
+        return _sparse(X)
+    if hasattr(X, "columns") and hasattr(X, "dtypes"):
+        X = _frame(X)
+    try:
+        array = np.asarray(X)
+    except (TypeError, ValueError) as error:
+        found = type(X).__name__
+        raise TypeError(f"Expected X to be a table of numbers, found {found}.") from error
+    if array.ndim != 2:
+        raise ValueError(
+            f"Expected X of shape (n, d), found shape {array.shape}. "
+            "Reshape one feature with X.reshape(-1, 1), one example with X.reshape(1, -1)."
+        )
+    if array.dtype.kind not in "biuf":
+        raise TypeError(
+            f"Expected X to hold numbers, found dtype {array.dtype}. "
+            "Encode text and categories as numbers first."
+        )
+    dtype = array.dtype if array.dtype in _FLOATS else np.float64
+    rows = DenseRows(np.ascontiguousarray(array, dtype=dtype))
+    _require_size(rows.shape)
+    return rows
+
+
+def as_targets(y: Any) -> Any:
+    """A column of targets as an array: frames of one column and series included."""
+    if hasattr(y, "to_numpy"):
+        y = y.to_numpy()
+    if y is None:
+        return None
+    array = np.asarray(y)
+    return array[:, 0] if array.ndim == 2 and array.shape[1] == 1 else array
+
+
+def strange_columns(X: Any) -> str:
+    """Names and types of a frame's columns that do not hold numbers; "" where all do."""
+    names = getattr(X, "column_names", getattr(X, "columns", None))
+    if names is None or hasattr(X, "tocsr") or isinstance(X, np.ndarray):
+        return ""
+    columns = [(name, np.asarray(X[name]).dtype) for name in names]
+    strange = [f"{name!r} ({dtype})" for name, dtype in columns if dtype.kind not in "biuf"]
+    more = f" and {len(strange) - 10} more" if len(strange) > 10 else ""
+    return ", ".join(strange[:10]) + more
+
+
+def _frame(X: Any) -> Any:
+    if strange := strange_columns(X):
+        raise TypeError(
+            f"Expected numeric columns only, found {strange}. "
+            "Encode them as numbers, fill missing values, or drop them."
+        )
+    columns = [np.asarray(X[name]) for name in X.columns]
+    common = np.float32 if all(c.dtype == np.float32 for c in columns) else np.float64
+    return np.column_stack(columns).astype(common) if columns else np.empty((len(X), 0))
+
+
+def _sparse(X: Any) -> SparseRows:
+    matrix = X.tocsr()
+    if matrix.dtype.kind not in "biuf":
+        raise TypeError(f"Expected X to hold numbers, found dtype {matrix.dtype}.")
+    _require_size(matrix.shape)
+    if matrix.dtype not in _FLOATS:
+        matrix = matrix.astype(np.float64)
+    # SciPy's own flag may be stale, and an entry stored twice would count too little in the norm.
+    if not _is_canonical(matrix.indices, matrix.indptr, matrix.shape[1], matrix.data.size):
+        matrix = matrix.copy()
+        matrix.has_canonical_format = matrix.has_sorted_indices = False
+        matrix.check_format(full_check=True)
+        matrix.sum_duplicates()
+    return SparseRows(matrix.data, matrix.indices, matrix.indptr, matrix.shape[1])
+
+
+def _require_size(shape: tuple[int, int]) -> None:
+    if min(shape) < 1:
+        raise ValueError(f"Expected at least one row and one column in X, found shape {shape}.")
+
+
+@kernel()
+def _is_canonical(indices: Any, indptr: Any, dim: Any, entries: Any) -> Any:
+    if indptr[0] != 0 or indptr[-1] != entries or indices.size != entries:
+        return False
+    for i in range(indptr.size - 1):
+        if indptr[i] > indptr[i + 1] or indptr[i + 1] > entries:
+            return False
+        before = -1
+        for k in range(indptr[i], indptr[i + 1]):
+            if indices[k] <= before or indices[k] >= dim:
+                return False
+            before = indices[k]
+    return True

@@ -1,0 +1,1 @@
+"""What makes a release private: noise, mechanism, sampling, events, accounting, ledger."""

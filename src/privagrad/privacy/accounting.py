@@ -1,0 +1,356 @@
+"""How much privacy a run costs: plans made before it, reports that travel with its result.
+
+Every release is a sum of vectors of norm at most 1 plus Gaussian noise, over all rows or over a
+sample of them: a `GaussianEvent`. Releases over all rows compose in closed form. Others compose as
+privacy loss distributions (PLD); discretisation and rounding err on the side of a larger epsilon.
+Selections are composed by dp-accounting's Rényi accountant.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from privagrad._internal import validate
+from privagrad._internal.validate import Vector
+from privagrad.privacy.composition import Composition, gaussian_delta, gaussian_epsilon
+from privagrad.privacy.events import Event, GaussianEvent, Relation, Release, SelectEvent
+from privagrad.privacy.privacy_loss import loss_tails, on_grid
+from privagrad.privacy.sampling import Sampling
+
+ACCOUNTANT = "PLD"
+RENYI_ACCOUNTANT = "RDP (dp-accounting)"
+
+_LEAST_POINTS, _COARSE_POINTS, _FINE_POINTS = 2 * 10**4, 10**5, 10**6
+_COARSE_PER_DEVIATION, _FINE_PER_DEVIATION = 4, 20
+_MOST_PER_TOTAL_DEVIATION = 2**18
+_SAFE_SIDE = 5e-4
+_MEANINGLESS = 1e6
+_LEAST_LOG_NOISE = math.log(1e-3)
+_MOST_POINTS = 2 * 10**6
+_LEFT_OUT = 1e-5
+"""Part of delta that losses at the far end may cost by counting as infinite."""
+
+_SMALLEST_DELTA = 1e-14
+"""Below that, delta(epsilon) is only rough."""
+
+
+@dataclass(frozen=True)
+class PrivacyReport:
+    """What a result really cost. `seeded` True means: someone can redraw the noise, not private.
+
+    `sampling` is how the training drew its rows; None: all rows at once. `verified` False means:
+    the user vouches that every example's gradient depends on that example alone.
+    """
+
+    epsilon: float
+    delta: float
+    relation: Relation
+    sampling: Sampling | None
+    accountant: str
+    events: tuple[Event, ...]
+    seeded: bool
+    verified: bool = True
+
+    def __str__(self) -> str:
+        if not self.events:
+            return "not private (epsilon = inf)"
+        parts = ", ".join(str(event) for event in self.events)
+        text = (
+            f"({self.epsilon:.4g}, {self.delta:.2g})-differential privacy, {self.relation}, "
+            f"{self.sampling or 'no'} sampling, {self.accountant}: {parts}"
+        )
+        if not self.verified:
+            text += "; not verified: the user vouches that examples are kept apart"
+        return f"NOT PRIVATE (seeded noise); would be {text}" if self.seeded else text
+
+
+@dataclass(frozen=True)
+class PrivacyPlan:
+    """Releases that will be made, in one neighbouring relation; the last event is the training.
+
+    Guarantees
+    ----------
+    ``epsilon(delta)`` is an upper bound for the composition of all events of this plan. What is
+    asked in each release may depend on the results of earlier ones; the events (noise, sampling,
+    counts) are fixed beforehand: a run that stops when its results say so costs its whole plan, and
+    runs that are chosen by earlier results need a filter (`privagrad.privacy.filters`).
+    ``calibrate`` ends on the safe side: ``plan.epsilon(delta) <= epsilon``.
+    """
+
+    events: tuple[Event, ...]
+
+    def __post_init__(self) -> None:
+        relations = {event.relation for event in self.events} - {None}
+        if len(relations) > 1:
+            raise ValueError(
+                "Expected all events of a plan under one neighbouring relation, found "
+                f"{sorted(str(r) for r in relations)}: use one kind of sampling throughout."
+            )
+
+    @classmethod
+    def calibrate(
+        cls,
+        epsilon: float,
+        delta: float,
+        n_examples: int,
+        batch_size: int,
+        steps: int,
+        sampling: Sampling = "poisson",
+        other_events: Iterable[Event] = (),
+    ) -> PrivacyPlan:
+        """The least noise for `steps` gradients that keeps everything within (epsilon, delta).
+
+        Parameters
+        ----------
+        other_events : events
+            Further releases of fixed cost paid from the same budget (a moment query, a tuning
+            run), composed with the gradients.
+        """
+        validate.integer("n_examples", n_examples)
+        training = GaussianEvent(
+            1.0,
+            validate.integer("steps", steps),
+            sampling,
+            n_examples,
+            validate.integer("batch_size", batch_size),
+            "gradients",
+        )
+        delta = validate.delta_of(delta, n_examples)
+        return cls.calibrate_event(training, epsilon, delta, other_events)
+
+    @classmethod
+    def calibrate_event(
+        cls, event: Release, epsilon: float, delta: float, other_events: Iterable[Event] = ()
+    ) -> PrivacyPlan:
+        """`calibrate` for any event: the least noise multiplier that keeps within the budget."""
+        if validate.positive("epsilon", epsilon) > _MEANINGLESS:
+            raise ValueError(
+                f"Expected epsilon <= {_MEANINGLESS:g}, found {epsilon!r}: such a budget protects "
+                "nobody. For no privacy minimise with epsilon=float('inf')."
+            )
+        delta = validate.delta_of(delta)
+        return cls(_calibrated(tuple(other_events), event, float(epsilon), delta))
+
+    @property
+    def noise_multiplier(self) -> float:
+        """Of the training: noise over the bound on one example's gradient."""
+        training = self.events[-1]
+        if isinstance(training, SelectEvent):
+            raise ValueError("Expected a plan that ends in a training, found a selection.")
+        return training.noise_multiplier
+
+    @property
+    def relation(self) -> Relation:
+        return next((e.relation for e in self.events if e.relation), "zero-out")
+
+    @property
+    def accountant(self) -> str:
+        """Rényi's where something is selected, privacy loss distributions otherwise."""
+        return RENYI_ACCOUNTANT if _releases(self.events) is None else ACCOUNTANT
+
+    def epsilon(self, delta: float) -> float:
+        """The composition of all events at `delta`."""
+        return _epsilon(self.events, self.relation, validate.delta_of(delta), fine=True)
+
+    def delta(self, epsilon: float) -> float:
+        """The composition of all events at `epsilon`."""
+        return float(self.deltas(np.array([float(epsilon)]))[0])
+
+    def deltas(self, epsilons: Vector) -> Vector:
+        """The composition of all events at several `epsilons` in ascending order."""
+        releases = _releases(self.events)
+        if releases is None:
+            account = _renyi(self.events)
+            return np.array([float(account.get_delta(float(epsilon))) for epsilon in epsilons])
+        if not releases:
+            return np.zeros(len(epsilons))
+        total = _Total.of(releases, self.relation, _SMALLEST_DELTA, fine=True)
+        return total.deltas(np.asarray(epsilons, dtype=np.float64))
+
+
+def _releases(events: tuple[Event, ...]) -> tuple[Release, ...] | None:
+    """The events if all of them have privacy loss distributions."""
+    releases = tuple(event for event in events if not isinstance(event, SelectEvent))
+    return releases if len(releases) == len(events) else None
+
+
+@lru_cache(maxsize=1024)
+def _epsilon(events: tuple[Event, ...], relation: Relation, delta: float, fine: bool) -> float:
+    if not events:
+        return 0.0
+    releases = _releases(events)
+    if releases is None:
+        return float(_renyi(events).get_epsilon(delta))
+    return _Total.of(releases, relation, delta, fine).epsilon(delta)
+
+
+@lru_cache(maxsize=256)
+def _calibrated(
+    others: tuple[Event, ...], training: Release, epsilon: float, delta: float
+) -> tuple[Event, ...]:
+    from scipy.optimize import brentq
+
+    relation = PrivacyPlan((*others, training)).relation
+    spent = _epsilon(others, relation, delta, fine=True)
+    if spent >= epsilon:
+        raise ValueError(
+            "Expected a budget above what the other events already cost, found "
+            f"epsilon={epsilon:g} with {spent:.4g} spent on "
+            f"{', '.join(e.purpose for e in others)}: raise epsilon, or "
+            "give those events more noise."
+        )
+
+    def events_at(log_noise: float) -> tuple[Event, ...]:
+        return (*others, replace(training, noise_multiplier=math.exp(log_noise)))
+
+    def excess(log_noise: float, fine: bool) -> float:
+        return _epsilon(events_at(log_noise), relation, delta, fine) - epsilon
+
+    high = 0.0
+    while excess(high, False) > 0:
+        high += 1.0
+        if high > 40:
+            raise ValueError(
+                f"No noise keeps {training.count} steps within epsilon={epsilon:g} at "
+                f"delta={delta:g}: raise epsilon or delta, or take fewer steps."
+            )
+    low = high - 1.0
+    while excess(low, False) <= 0:
+        if low < _LEAST_LOG_NOISE:
+            # Rows so rarely seen that delta alone would pay for them: never without noise.
+            return events_at(low)
+        high, low = low, low - 0.5
+    # The finer grid lowers epsilon, so the coarse root all but bounds the fine one from above.
+    high = brentq(excess, low, high, args=(False,), xtol=2e-3) + 2e-3
+    while excess(high, True) > 0:
+        high += 0.01
+    low = high - 0.02
+    while excess(low, True) <= 0:
+        high, low = low, low - 0.05
+    safe = float(brentq(excess, low, high, args=(True,), xtol=_SAFE_SIDE))
+    while excess(safe, True) > 0:
+        safe += _SAFE_SIDE
+    return events_at(safe)
+
+
+@dataclass(frozen=True)
+class _Total:
+    """The composition of releases.
+
+    Attributes
+    ----------
+    mu : all Gaussian releases over all rows are one, of means `mu` standard deviations apart
+    leak : the probability that any release shows everything
+    sampled : the composition of all releases where rows are sampled, in both directions of the
+        neighbouring relation; empty where there are none
+    """
+
+    mu: float
+    leak: float
+    sampled: tuple[Composition, ...]
+
+    @classmethod
+    def of(
+        cls, events: tuple[Release, ...], relation: Relation, delta: float, fine: bool
+    ) -> _Total:
+        sensitivity = _sensitivity(relation)
+        square = log_kept = 0.0
+        sampled: dict[Release, int] = {}
+        for event in events:
+            one = replace(event, count=1, purpose="")
+            if isinstance(one, GaussianEvent):
+                log_kept += event.count * math.log1p(-one.leak)
+                one = replace(one, leak=0.0)
+            if isinstance(one, GaussianEvent) and _sees_all_rows(one):
+                square += event.count * (sensitivity / one.noise_multiplier) ** 2
+            else:
+                sampled[one] = sampled.get(one, 0) + event.count
+        mu, leak = math.sqrt(square), -math.expm1(log_kept)
+        if not sampled:
+            return cls(mu, leak, ())
+        if mu > 0:
+            sampled[GaussianEvent(sensitivity / mu)] = 1
+        tail = _LEFT_OUT * delta / sum(sampled.values())
+        directions = (True, False) if relation == "zero-out" else (True,)
+        tails = [[loss_tails(e, sensitivity, way, tail) for e in sampled] for way in directions]
+        widest = max(each.high - each.low for way in tails for each in way)
+        interval = max(_interval(sampled, sensitivity, fine), widest / _MOST_POINTS)
+        compositions = []
+        for way in tails:
+            grids = (on_grid(each, interval) for each in way)
+            parts = list(zip(grids, sampled.values(), strict=True))
+            compositions.append(Composition(parts, interval))
+        return cls(mu, leak, tuple(compositions))
+
+    def epsilon(self, delta: float) -> float:
+        left = (delta - self.leak) / (1 - self.leak)
+        if left <= 0:
+            return math.inf
+        if not self.sampled:
+            return gaussian_epsilon(left, self.mu)
+        return max(composition.epsilon(left) for composition in self.sampled)
+
+    def deltas(self, epsilons: Vector) -> Vector:
+        if self.sampled:
+            found = np.max([c.deltas(epsilons) for c in self.sampled], axis=0)
+        else:
+            found = np.array([gaussian_delta(float(e), self.mu) for e in epsilons])
+        return np.asarray(self.leak + (1 - self.leak) * found)
+
+
+def _sees_all_rows(event: GaussianEvent) -> bool:
+    return event.sampling is None or (event.sampling != "with_replacement" and event.rate == 1)
+
+
+def _sensitivity(relation: Relation) -> float:
+    """How far one row moves a sum of vectors of norm at most 1."""
+    return 2.0 if relation == "replace-one" else 1.0
+
+
+def _renyi(events: tuple[Event, ...]) -> Any:
+    """The Rényi accountant after all events, under zero-out."""
+    from dp_accounting import NeighboringRelation, dp_event
+    from dp_accounting.rdp import RdpAccountant
+
+    def translated(event: Event) -> Any:
+        if isinstance(event, SelectEvent):
+            inner = dp_event.ComposedDpEvent([translated(e) for e in event.events])
+            one = dp_event.RepeatAndSelectDpEvent(inner, event.mean, 1.0)
+            return dp_event.SelfComposedDpEvent(one, event.count)
+        plain = isinstance(event, GaussianEvent) and event.leak == 0
+        if not plain or event.relation == "replace-one":
+            raise ValueError(
+                "Expected Gaussian releases over all rows or Poisson samples, under zero-out, "
+                f"beside a selection; found {event}."
+            )
+        one = dp_event.GaussianDpEvent(event.noise_multiplier)
+        if event.sampling == "poisson":
+            one = dp_event.PoissonSampledDpEvent(event.rate, one)
+        return dp_event.SelfComposedDpEvent(one, event.count)
+
+    accountant = RdpAccountant(neighboring_relation=NeighboringRelation.REPLACE_SPECIAL)
+    for event in events:
+        accountant.compose(translated(event))
+    return accountant
+
+
+def _interval(events: dict[Release, int], sensitivity: float, fine: bool) -> float:
+    """Discretisation whose own variance is a small part of the privacy loss's variance."""
+    variance = reach = 0.0
+    for event, count in events.items():
+        mu = sensitivity / event.noise_multiplier
+        variance += count * event.rate**2 * math.expm1(min(mu * mu, 50.0))
+        reach = max(reach, mu * mu + 20 * mu)
+    deviation = math.sqrt(variance / sum(events.values()))
+    per_deviation = _FINE_PER_DEVIATION if fine else _COARSE_PER_DEVIATION
+    points = _FINE_POINTS if fine else _COARSE_POINTS
+    coarsest = max(1e-2, reach / _LEAST_POINTS)
+    interval = max(min(deviation / per_deviation, coarsest), reach / points)
+    total = math.sqrt(min(variance, sum(events.values()) * reach**2))
+    return max(interval, total / _MOST_PER_TOTAL_DEVIATION)

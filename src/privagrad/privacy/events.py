@@ -1,0 +1,193 @@
+"""What is released, as values: events and their neighbouring relation."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+from privagrad._internal import validate
+from privagrad.privacy.sampling import SAMPLINGS, Sampling
+
+Relation = Literal["zero-out", "replace-one"]
+"""Which tables are neighbours. The number of rows n is public and fixed under both.
+
+zero-out: one row's contribution is replaced by nothing. replace-one: by that of any other row.
+"""
+
+_RELATIONS: tuple[Relation, ...] = ("zero-out", "replace-one")
+_FORMER_NAME = "add-or-remove-one"
+"""What version 0.1.0 called zero-out: its privacy loss is the same."""
+
+
+@dataclass(frozen=True)
+class GaussianEvent:
+    """`count` releases of a sum of vectors of norm ≤ 1 plus N(0, noise_multiplier² I).
+
+    Attributes
+    ----------
+    noise_multiplier : float
+        The noise's standard deviation over the bound on one example's vector; under replace-one
+        the sensitivity is twice that bound, and the accountant counts it so.
+    count : int
+    sampling : {"poisson", "with_replacement", "without_replacement"} or None
+        How each release draws its rows; None: all rows.
+    n_examples, batch_size : int
+        Public; needed where rows are sampled. `batch_size` is the expected one.
+    purpose : str
+        For people: "gradients", "moments", ...
+    under : {"zero-out", "replace-one"} or None
+        The neighbouring relation, where the sampling does not say it.
+    leak : float
+        The probability with which each release may show everything about one row.
+    """
+
+    noise_multiplier: float
+    count: int = 1
+    sampling: Sampling | None = None
+    n_examples: int = 1
+    batch_size: int = 1
+    purpose: str = "query"
+    under: Relation | None = None
+    leak: float = 0.0
+
+    def __post_init__(self) -> None:
+        # dp-accounting under-accounts integer noise multipliers: always a float.
+        noise = validate.positive("noise_multiplier", self.noise_multiplier)
+        object.__setattr__(self, "noise_multiplier", noise)
+        if not 0 <= self.leak < 1:
+            raise ValueError(f"Expected a leak in [0, 1), found {self.leak!r}.")
+        # Counts are added up: Python's integers do not wrap around, NumPy's do.
+        for name in ("count", "n_examples", "batch_size"):
+            object.__setattr__(self, name, validate.integer(name, getattr(self, name)))
+        if self.sampling is not None:
+            validate.choice("sampling", self.sampling, SAMPLINGS)
+        if self.under is not None:
+            object.__setattr__(self, "under", relation_named(self.under))
+            if self.sampling is not None and self.under != relation_of(self.sampling):
+                raise ValueError(
+                    f"Expected under={relation_of(self.sampling)!r} or None with sampling="
+                    f"{self.sampling!r}, found under={self.under!r}."
+                )
+        if self.batch_size > self.n_examples:
+            raise ValueError(
+                f"Expected batch_size <= n_examples, found batch_size={self.batch_size} and "
+                f"n_examples={self.n_examples}."
+            )
+
+    @property
+    def relation(self) -> Relation | None:
+        """The neighbouring relation it is accounted under; None: either."""
+        return self.under if self.sampling is None else relation_of(self.sampling)
+
+    def __str__(self) -> str:
+        return f"{self.count} x {self.purpose} at noise multiplier {self.noise_multiplier:.4g}"
+
+    @property
+    def rate(self) -> float:
+        """The probability that one given row is in a given batch."""
+        if self.sampling is None:
+            return 1.0
+        if self.sampling == "with_replacement" and self.n_examples > 1:
+            return -math.expm1(self.batch_size * math.log1p(-1 / self.n_examples))
+        return self.batch_size / self.n_examples
+
+
+@dataclass(frozen=True)
+class ObjectiveEvent:
+    """A minimiser released with Gaussian noise in the objective, over all rows.
+
+    The minimiser θ of Σ_i ℓ_i + Λ/2 ‖θ‖² + ⟨b, θ⟩, b ~ N(0, σ² I), with gradients g_i(θ) = ℓ_i' a_i
+    of norm ≤ L: θ ↔ b is one to one. Without row i the same θ comes from b + g_i(θ), and the
+    determinant of db/dθ changes by a factor between 1 and 1 + ℓ_i'' ‖a_i‖²/Λ ≤ exp(log_volume). As
+    g_i(θ) lies along a_i whatever b is, the privacy loss is at most
+
+        log_volume + μ |Z| + μ²/2,    Z ~ N(0, 1), μ = L/σ = 1/noise_multiplier,
+
+    in both directions (Chaudhuri et al. 2011; Kifer, Smith, Thakurta 2012; the fixed direction of
+    linear models: Redberg, Koskela, Wang 2023). Sums of such bounds compose.
+    """
+
+    noise_multiplier: float
+    log_volume: float
+    purpose: str = "objective"
+    count: int = 1
+    sampling: None = None
+    rate: float = 1.0
+
+    def __post_init__(self) -> None:
+        noise = validate.positive("noise_multiplier", self.noise_multiplier)
+        volume = validate.not_negative("log_volume", self.log_volume)
+        object.__setattr__(self, "noise_multiplier", noise)
+        object.__setattr__(self, "log_volume", volume)
+        object.__setattr__(self, "count", validate.integer("count", self.count))
+        if self.sampling is not None or self.rate != 1:
+            raise ValueError(
+                "Expected an objective over all rows (sampling=None, rate=1.0), found "
+                f"sampling={self.sampling!r} and rate={self.rate!r}: no cheaper price is known for "
+                "samples."
+            )
+
+    def __str__(self) -> str:
+        return f"{self.count} x {self.purpose} at noise multiplier {self.noise_multiplier:.4g}"
+
+    @property
+    def relation(self) -> Relation:
+        return "zero-out"
+
+
+@dataclass(frozen=True)
+class SelectEvent:
+    """The best of a random number of runs, each of which releases `events` with a noisy score.
+
+    The number of runs is geometric of the given mean and stays secret; runs do not see each
+    other (Papernot and Steinke 2022).
+    """
+
+    events: tuple[GaussianEvent, ...]
+    mean: float
+    purpose: str = "selection"
+    count: int = 1
+
+    def __post_init__(self) -> None:
+        events = tuple(self.events)
+        if not events or not all(isinstance(event, GaussianEvent) for event in events):
+            raise TypeError(
+                f"Expected the GaussianEvents of one run, at least one; found {self.events!r}."
+            )
+        mean = validate.positive("mean", self.mean)
+        if mean < 1:
+            raise ValueError(f"Expected mean >= 1 (at least one run is made), found {mean!r}.")
+        object.__setattr__(self, "events", events)
+        object.__setattr__(self, "mean", mean)
+        object.__setattr__(self, "count", validate.integer("count", self.count))
+
+    @property
+    def relation(self) -> Relation:
+        return "zero-out"
+
+    @property
+    def sampling(self) -> Sampling | None:
+        return next((event.sampling for event in self.events if event.sampling), None)
+
+    def __str__(self) -> str:
+        inner = ", ".join(str(event) for event in self.events)
+        times = f"{self.count} x " if self.count > 1 else ""
+        return f"{times}the best of {self.mean:g} runs on average, each of {inner}"
+
+
+Release = GaussianEvent | ObjectiveEvent
+Event = Release | SelectEvent
+
+
+def relation_of(sampling: Sampling) -> Relation:
+    """Zero-out for Poisson samples, replace-one for samples of fixed size."""
+    return "zero-out" if sampling == "poisson" else "replace-one"
+
+
+def relation_named(name: str) -> Relation:
+    """A relation by its name, also by the one that files of version 0.1.0 have for it."""
+    if name == _FORMER_NAME:
+        return "zero-out"
+    validate.choice("relation", name, _RELATIONS)
+    return "replace-one" if name == "replace-one" else "zero-out"

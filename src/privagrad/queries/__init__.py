@@ -1,0 +1,1 @@
+"""Private questions to all rows: ranges, moments, norms, categories, evaluation."""

@@ -1,0 +1,76 @@
+"""The categories of columns, found in private rows: noisy counts above a threshold.
+
+A row has at most one category in each of k columns, so that it moves k counts by 1: by 1/sqrt(k)
+each it is a vector of norm 1. Gaussian noise of multiplier z protects the counts of categories that
+other rows have too. A category of one row alone shows with probability at most leak/k where the
+threshold is 1 + s sqrt(k) Φ⁻¹(1 - leak/k), s the noise's standard deviation, which is z times the
+sensitivity with its grid: all of a row's own categories stay hidden with probability 1 - leak.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping
+
+import numpy as np
+
+from privagrad.geometry.ellipsoid import Ellipsoid
+from privagrad.privacy.events import GaussianEvent
+from privagrad.privacy.mechanism import ULP, GaussianSum
+from privagrad.privacy.noise import RandomSource
+from privagrad.queries.columns import Share, query_events
+
+_PART, _MOST = 0.08, 0.25
+"""Of epsilon, times the root of the number of columns: so the noise in a count stays the same."""
+
+_LEAK = 0.02
+"""Of delta; so little that many runs with discovery fit into the part of delta for later runs."""
+
+
+def discovery(columns: int, epsilon: float, delta: float) -> GaussianEvent:
+    """One query for the categories of so many columns."""
+    share = Share("categories", min(_PART * math.sqrt(columns), _MOST))
+    [event] = query_events([share], epsilon, delta, "zero-out")
+    return GaussianEvent(event.noise_multiplier, purpose="categories", leak=_LEAK * delta)
+
+
+def _mechanism(columns: int, n: int, event: GaussianEvent) -> GaussianSum:
+    return GaussianSum(columns, event.noise_multiplier, n)
+
+
+def threshold(columns: int, n: int, event: GaussianEvent) -> float:
+    """The noisy count of n rows from which on a category shows: rarer ones are unlikely to."""
+    from scipy.special import ndtri
+
+    mechanism, root = _mechanism(columns, n, event), math.sqrt(columns)
+    deviation = root * event.noise_multiplier * mechanism.sensitivity
+    # Noise is rounded to the grid; the last factor is for the rounding of these few products.
+    least = 1.0 + root * mechanism.grid + deviation * float(-ndtri(event.leak / columns))
+    return least * (1 + 1e-9)
+
+
+def discover(
+    counts: Mapping[str, Counter[str]], n: int, event: GaussianEvent, source: RandomSource
+) -> dict[str, tuple[str, ...]]:
+    """The categories of each column whose noisy counts pass the threshold, most frequent first.
+
+    `counts` holds, for each column, how many of the n rows have each category: every row counts
+    once in each column, or not at all.
+
+    Guarantees
+    ----------
+    One Gaussian release with the event's noise multiplier and leak.
+    """
+    k = len(counts)
+    keys = [(name, value) for name in counts for value in sorted(counts[name])]
+    mechanism = _mechanism(k, n, event)
+    vote = np.floor((1 - 8 * ULP) / (math.sqrt(k) * mechanism.grid))
+    units = vote * np.array([counts[name][value] for name, value in keys], dtype=np.float64)
+    means = mechanism.release(units, Ellipsoid.ball(max(len(keys), 1), 1.0), source)
+    least = threshold(k, n, event)
+    kept: dict[str, list[tuple[float, str]]] = {name: [] for name in counts}
+    for (name, value), count in zip(keys, means * n * math.sqrt(k), strict=True):
+        if count > least:
+            kept[name].append((-count, value))
+    return {name: tuple(value for _, value in sorted(found)) for name, found in kept.items()}

@@ -1,0 +1,251 @@
+"""What is asked of all rows at once: votes for octaves, sums of powers, votes for norms.
+
+Each query is one Gaussian release of vectors of norm at most 1.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from privagrad._internal.jit import kernel
+from privagrad._internal.validate import Vector
+from privagrad.geometry.ellipsoid import Ellipsoid
+from privagrad.glm.rows import DenseRows, SparseRows
+from privagrad.privacy.accounting import PrivacyPlan
+from privagrad.privacy.events import GaussianEvent, Relation, relation_named
+from privagrad.privacy.mechanism import ULP, GaussianSum
+from privagrad.privacy.noise import RandomSource
+
+LOWEST, OCTAVES = -40, 80
+"""Exponents of 2 that are told apart: entries from 1e-12 to 1e12."""
+
+# Octaves that the magnitude of a normal variable falls into, from 2^-3 σ to 2^2 σ.
+_SHAPE = np.array([0.10, 0.19, 0.30, 0.27, 0.04])
+_SHAPE_BELOW_SIGMA = 2  # σ is at the upper edge of the octave this many places after the first
+LIKELY, SURE, CERTAIN = 3.0, 4.0, 5.0  # standard deviations of noise, by number of chances
+_BOUND = 1.5  # a row's entries and squares, in units of the root of its number of entries
+_TAIL = 0.02  # of a column's entries may be larger than its range
+_NORM_BINS_PER_OCTAVE = 8
+
+
+class Share(NamedTuple):
+    """A query over all rows and the part of epsilon it may cost alone.
+
+    Gaussian noise adds up in squares: a part of 0.3 costs the training 5 % more noise.
+    """
+
+    purpose: str
+    part: float
+
+
+@dataclass(frozen=True)
+class Ranges:
+    """What the votes tell about columns.
+
+    Attributes
+    ----------
+    scale : per column a power of two near the size of its entries that are not 0
+    top : per column a power of two that all but the largest entries are below
+    share : per column the share of rows where it is not 0
+    row_norm : root of the number of non-zero entries of a row, averaged over rows
+    """
+
+    scale: Vector
+    top: Vector
+    share: Vector
+    row_norm: float
+
+
+def query_events(
+    shares: Iterable[Share], epsilon: float, delta: float, relation: Relation
+) -> list[GaussianEvent]:
+    """The queries, with the noise that their parts of epsilon allow."""
+    double = 2.0 if relation_named(relation) == "replace-one" else 1.0
+    events = []
+    for purpose, part in shares:
+        alone = PrivacyPlan.calibrate_event(GaussianEvent(1.0), part * epsilon, delta)
+        events.append(GaussianEvent(double * alone.noise_multiplier, purpose=purpose))
+    return events
+
+
+def private_ranges(
+    rows: DenseRows | SparseRows, noise_multiplier: float, source: RandomSource
+) -> Ranges:
+    """A starting scale for every column from no knowledge at all.
+
+    Guarantees
+    ----------
+    One Gaussian release of the noise multiplier: a row with k non-zero entries casts k votes of
+    1/sqrt(k), a vector of norm 1.
+    """
+    n, dim = rows.shape
+    mechanism = GaussianSum(dim * OCTAVES, noise_multiplier, n)
+    units = np.zeros(dim * OCTAVES)
+    _vote(*rows.flat, LOWEST, OCTAVES, (1 - 8 * ULP) / mechanism.grid, units)
+    votes = mean_of(mechanism, units, source).reshape(dim, OCTAVES)
+    noise = noise_multiplier / n
+    # Octaves where the columns together show nothing count only where one column stands out.
+    common = votes.sum(axis=0) > SURE * noise * math.sqrt(dim)
+    kept = np.where(common | (votes > CERTAIN * noise), votes, 0.0)
+    row_norm = float(np.clip(kept.sum(), 1.0, math.sqrt(dim)))
+    fits = _fit_shape(kept)
+    sure = fits > SURE * noise * float(np.linalg.norm(_SHAPE))
+    if not sure.any():  # the best guess there is
+        kept = votes
+        fits = _fit_shape(kept)
+        sure = fits == fits.max()
+    octave = fits.argmax(axis=1)
+    found = sure.any(axis=1)
+    octave = np.where(found, octave, _cautious_octaves(votes, noise, octave[found]))
+    totals = kept.sum(axis=1)
+    shown = votes > np.maximum(_TAIL * totals[:, None], CERTAIN * noise)
+    top = np.maximum(_highest(shown, octave), octave)
+    return Ranges(
+        2.0 ** (octave + LOWEST + 1), 2.0 ** (top + LOWEST + 1), totals * row_norm, row_norm
+    )
+
+
+def _fit_shape(votes: Vector) -> Vector:
+    """How well each octave is that of σ, columns × octaves."""
+    below, above = _SHAPE_BELOW_SIGMA, _SHAPE.size - 1 - _SHAPE_BELOW_SIGMA
+    padded = np.pad(votes, ((0, 0), (below, above)))
+    windows = np.lib.stride_tricks.sliding_window_view(padded, _SHAPE.size, axis=1)
+    return np.asarray(windows @ _SHAPE)
+
+
+def _cautious_octaves(votes: Vector, noise: float, others: NDArray[np.int64]) -> Vector:
+    """For columns that show little: the octave of most others, or if they differ the highest.
+
+    A column taken for too large is lost, one taken for too small drowns the others: so a higher
+    octave that it seems to show counts more.
+    """
+    counts = np.bincount(others, minlength=OCTAVES)
+    usual = counts.argmax() if 2 * counts.max() > others.size else others.max()
+    shown = votes > LIKELY * noise
+    return np.maximum(_highest(shown, usual), usual)
+
+
+def _highest(shown: NDArray[np.bool_], otherwise: Any) -> Vector:
+    """Per column the highest octave that is shown."""
+    highest = OCTAVES - 1 - shown[:, ::-1].argmax(axis=1)
+    return np.asarray(np.where(shown.any(axis=1), highest, otherwise))
+
+
+def whitened_moments(
+    rows: DenseRows | SparseRows,
+    scale: Vector,
+    row_norm: float,
+    noise_multiplier: float,
+    source: RandomSource,
+) -> tuple[Vector, Vector, float]:
+    """E[a_j] and E[a_j²] with every column in units of its scale, and what noise hides of both.
+
+    Guarantees
+    ----------
+    One Gaussian release of the noise multiplier: each row's entries and their squares, bounded to
+    norm 1.5 · row_norm as one vector, contribute norm ≤ 1 after division by that.
+    """
+    n, dim = rows.shape
+    mechanism = GaussianSum(2 * dim, noise_multiplier, n)
+    bound = _BOUND * row_norm
+    units = np.zeros(2 * dim)
+    limit = 1 - (2 * dim + 8) * ULP
+    _add_powers(*rows.flat, 1.0 / scale, 1.0 / bound, 1.0 / mechanism.grid, limit, units)
+    powers = mean_of(mechanism, units, source) * bound
+    return powers[:dim], powers[dim:], noise_multiplier * bound / n
+
+
+def private_norm(
+    rows: DenseRows | SparseRows,
+    scale: Vector,
+    noise_multiplier: float,
+    source: RandomSource,
+    quantile: float = 0.5,
+) -> float:
+    """A quantile of the rows' norms sqrt(Σ_j scale_j a_j²), rounded up to an eighth of an octave.
+
+    Guarantees
+    ----------
+    One Gaussian release of the noise multiplier: a row votes once, for its norm's eighth.
+    """
+    n = rows.shape[0]
+    size = OCTAVES * _NORM_BINS_PER_OCTAVE
+    mechanism = GaussianSum(size, noise_multiplier, n)
+    units = np.zeros(size)
+    whole = np.rint((1 - 8 * ULP) / mechanism.grid)
+    _vote_norms(*rows.flat, np.sqrt(scale), LOWEST, _NORM_BINS_PER_OCTAVE, whole, units)
+    votes = mean_of(mechanism, units, source)
+    kept = np.where(votes > SURE * noise_multiplier / n, votes, 0.0)
+    if not kept.any():
+        return math.sqrt(float(scale.sum()))
+    where = np.searchsorted(np.cumsum(kept), quantile * kept.sum())
+    return float(2.0 ** (LOWEST + (where + 1) / _NORM_BINS_PER_OCTAVE))
+
+
+def mean_of(mechanism: GaussianSum, units: Vector, source: RandomSource) -> Vector:
+    return mechanism.release(units, Ellipsoid.ball(mechanism.dim, 1.0), source)
+
+
+@kernel()
+def _vote(
+    data: Any, indices: Any, starts: Any, dense: Any, lowest: Any, octaves: Any, units: Any,
+    total: Any,
+) -> None:  # fmt: skip
+    for i in range(starts.size - 1):
+        first = starts[i] if dense else 0
+        count = 0
+        for k in range(starts[i], starts[i + 1]):
+            if data[k] != 0.0 and math.isfinite(data[k]):
+                count += 1
+        if count == 0:
+            continue
+        vote = np.rint(units / math.sqrt(count))
+        for k in range(starts[i], starts[i + 1]):
+            if data[k] != 0.0 and math.isfinite(data[k]):
+                octave = math.frexp(abs(np.float64(data[k])))[1] - 1 - lowest
+                octave = min(max(octave, 0), octaves - 1)
+                total[indices[k - first] * octaves + octave] += vote
+
+
+@kernel()
+def _add_powers(
+    data: Any, indices: Any, starts: Any, dense: Any, inverse: Any, factor: Any, units: Any,
+    limit: Any, total: Any,
+) -> None:  # fmt: skip
+    dim = inverse.size
+    for i in range(starts.size - 1):
+        first = starts[i] if dense else 0
+        squares = 0.0
+        for k in range(starts[i], starts[i + 1]):
+            value = np.float64(data[k]) * inverse[indices[k - first]]
+            squares += (value * factor) ** 2 + (value * value * factor) ** 2
+        norm = math.sqrt(squares)
+        if not math.isfinite(norm):
+            continue
+        shrink = units if norm <= limit else units * limit / norm
+        for k in range(starts[i], starts[i + 1]):
+            j = indices[k - first]
+            value = np.float64(data[k]) * inverse[j]
+            total[j] += np.rint(value * factor * shrink)
+            total[dim + j] += np.rint(value * value * factor * shrink)
+
+
+@kernel()
+def _vote_norms(
+    data: Any, indices: Any, starts: Any, dense: Any, whitening: Any, lowest: Any, bins: Any,
+    vote: Any, total: Any,
+) -> None:  # fmt: skip
+    for i in range(starts.size - 1):
+        first = starts[i] if dense else 0
+        squares = 0.0
+        for k in range(starts[i], starts[i + 1]):
+            squares += (np.float64(data[k]) * whitening[indices[k - first]]) ** 2
+        if squares > 0.0 and math.isfinite(squares):
+            octave = math.floor((math.log2(squares) / 2 - lowest) * bins)
+            total[min(max(octave, 0), total.size - 1)] += vote

@@ -1,0 +1,1 @@
+"""Gradients of single examples without a copy of the model for each: layers, tape, gradients."""

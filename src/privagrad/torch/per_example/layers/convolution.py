@@ -1,0 +1,252 @@
+"""Convolutions: the gradient of the weight is what the output's gradient says of input windows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.grad import conv1d_weight, conv2d_weight, conv3d_weight
+
+from privagrad.torch.per_example.gradients import Direct, PerExampleGradient, sums_of_products
+from privagrad.torch.per_example.layers._registry import frozen, layer
+from privagrad.torch.per_example.tape import Saved, Tape
+from privagrad.torch.scales import Scale, accurate
+
+_WINDOWS = 2**20
+"""Numbers in the windows that are laid out at a time."""
+
+_GRADIENTS = 2**18
+"""Numbers in the gradients that are not kept: they stay close to the processor."""
+
+_SMALL = 2**20
+"""Numbers that may be kept from norms to sums without a thought."""
+
+Convolving = nn.Conv1d | nn.Conv2d | nn.Conv3d
+Transposed = nn.ConvTranspose1d | nn.ConvTranspose2d | nn.ConvTranspose3d
+
+_CONVOLVE: dict[int, Any] = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
+_TRANSPOSE: dict[int, Any] = {
+    1: F.conv_transpose1d,
+    2: F.conv_transpose2d,
+    3: F.conv_transpose3d,
+}
+_WEIGHT: dict[int, Any] = {1: conv1d_weight, 2: conv2d_weight, 3: conv3d_weight}
+
+
+@layer(nn.Conv1d, nn.Conv2d, nn.Conv3d)
+def convolution(tape: Tape, module: Convolving, x: Tensor) -> Tensor:
+    pads = module._reversed_padding_repeated_twice
+    if module.padding_mode != "zeros":
+        x = F.pad(x, pads, mode=module.padding_mode)
+    elif pads[::2] != pads[1::2]:
+        x = F.pad(x, pads)
+    else:
+        return _padded(tape, module, x, tuple(pads[::-2]))
+    return _padded(tape, module, x, (0,) * (x.dim() - 2))
+
+
+def _padded(tape: Tape, module: Convolving, x: Tensor, padding: tuple[int, ...]) -> Tensor:
+    """The convolution of x with as many zeros on both sides of it."""
+    weight, bias = module.weight, module.bias
+    dims = weight.dim() - 2
+    geometry = Geometry(module.stride, padding, module.dilation, module.groups)
+    y: Tensor = _CONVOLVE[dims](
+        x, weight.detach(), frozen(bias), module.stride, padding, module.dilation, module.groups
+    )
+    examples, saved = tape.examples(module, x, dims + 1), Saved(x)
+
+    def uses(gradient: Tensor) -> Iterator[PerExampleGradient]:
+        d = examples(gradient, dims + 1)
+        if tape.trains(weight):
+            yield Convolution(weight, examples(saved(), dims + 1), d, geometry)
+        if bias is not None and tape.trains(bias):
+            yield Direct(bias, accurate(d).sum((1, *range(3, dims + 3))))
+
+    return tape.tap(y, uses)
+
+
+@layer(nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
+def transposed(
+    tape: Tape, module: Transposed, x: Tensor, output_size: list[int] | None = None
+) -> Tensor:
+    """The other way round: the weight meets windows of the output's gradient, and the input."""
+    weight, bias = module.weight, module.bias
+    dims = weight.dim() - 2
+    stride, padding, dilation, groups = (
+        module.stride, module.padding, module.dilation, module.groups,
+    )  # fmt: skip
+    assert isinstance(padding, tuple)
+    geometry = Geometry(stride, padding, dilation, groups)
+    extra = module._output_padding(
+        x, output_size, list(stride), list(padding), list(module.kernel_size), dims, list(dilation)
+    )
+    y: Tensor = _TRANSPOSE[dims](
+        x, weight.detach(), frozen(bias), stride, padding, extra, groups, dilation
+    )
+    examples, saved = tape.examples(module, x, dims + 1), Saved(x)
+
+    def uses(gradient: Tensor) -> Iterator[PerExampleGradient]:
+        d = examples(gradient, dims + 1)
+        if tape.trains(weight):
+            yield Convolution(weight, d, examples(saved(), dims + 1), geometry)
+        if bias is not None and tape.trains(bias):
+            yield Direct(bias, accurate(d).sum((1, *range(3, dims + 3))))
+
+    return tape.tap(y, uses)
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """Which inputs a convolution brings to which outputs."""
+
+    stride: tuple[int, ...]
+    padding: tuple[int, ...]
+    dilation: tuple[int, ...]
+    groups: int
+
+
+class Convolution(PerExampleGradient):
+    """Windows of inputs (b, r, channels, ...) times gradients of outputs (b, r, m, ...).
+
+    The gradients of all examples are kept, in the place of inputs and gradients, from their norms
+    to their sum where they take about as much memory.
+    """
+
+    def __init__(
+        self, parameter: Tensor, inputs: Tensor, gradients: Tensor, geometry: Geometry
+    ) -> None:
+        super().__init__(parameter, inputs.shape[0])
+        kind = torch.promote_types(accurate(inputs).dtype, accurate(gradients).dtype)
+        self.inputs, self.gradients, self.geometry = inputs.to(kind), gradients.to(kind), geometry
+        self.kernel = parameter.shape[2:]
+        self.kept: Tensor | None = None
+
+    @property
+    def steps(self) -> int:
+        """How many windows one example has."""
+        return self.gradients.shape[1] * self.gradients.shape[3:].numel()
+
+    def examples(self, start: int, stop: int) -> Tensor:
+        if self.kept is not None:
+            return self.kept[start:stop].clone()
+        return self._examples(start, stop)
+
+    def _examples(self, start: int, stop: int) -> Tensor:
+        m, n = self.parameter.shape[0], self.parameter[0].numel()
+        found = self.gradients.new_empty(stop - start, m, n)
+        self._fill(found, start, self._buffer())
+        return found
+
+    def _buffer(self) -> Tensor:
+        each = self.geometry.groups * self.parameter[0].numel() * self.steps
+        rows = self.gradients.shape[3]
+        if each > _WINDOWS:
+            return self.gradients.new_empty(max(each // rows, _WINDOWS))
+        return self.gradients.new_empty(min(self.count, _WINDOWS // max(1, each)) * each)
+
+    def _fill(self, found: Tensor, start: int, buffer: Tensor) -> None:
+        """Write the gradients of the examples from `start` on into `found` (c, m, n)."""
+        groups, (count, m, n) = self.geometry.groups, found.shape
+        each = max(1, groups * n * self.steps)
+        rows = self.gradients.shape[3]
+        size, height = max(1, len(buffer) // each), max(1, min(rows, rows * len(buffer) // each))
+        for first in range(0, count, size):
+            g = found[first : first + size]
+            chosen = slice(start + first, start + first + len(g))
+            g = g.view(len(g) * groups, m // groups, n)
+            for top in range(0, rows, height):
+                d, a = self._matrices(chosen, slice(top, top + height), buffer)
+                if top == 0:
+                    torch.bmm(d, a.transpose(1, 2), out=g)
+                else:
+                    g.baddbmm_(d, a.transpose(1, 2))
+
+    def _matrices(self, examples: slice, rows: slice, buffer: Tensor) -> tuple[Tensor, Tensor]:
+        """Gradients (c groups, m, t) and windows (c groups, n, t) of some rows of the outputs."""
+        geometry, groups = self.geometry, self.geometry.groups
+        d = self.gradients[examples, :, :, rows]
+        x = self.inputs[examples]
+        if any(geometry.padding):
+            x = F.pad(x, [p for p in reversed(geometry.padding) for _ in range(2)])
+        count, repeats, outputs = x.shape[0], x.shape[1], d.shape[3:]
+        of_example, of_repeat, of_channel, *of_place = x.stride()
+        channels = x.shape[2] // groups
+        steps = [s * place for s, place in zip(geometry.stride, of_place, strict=True)]
+        holes = [s * place for s, place in zip(geometry.dilation, of_place, strict=True)]
+        windows = x.as_strided(
+            (count, groups, channels, *self.kernel, repeats, *outputs),
+            (of_example, channels * of_channel, of_channel, *holes, of_repeat, *steps),
+            x.storage_offset() + rows.start * steps[0],
+        )
+        if self.kernel.numel() > 1:
+            windows = buffer[: windows.numel()].view(windows.shape).copy_(windows)
+        d = d.movedim(2, 1).unflatten(1, (groups, -1))
+        t = repeats * outputs.numel()
+        return (
+            d.reshape(count * groups, -1, t),
+            windows.reshape(count * groups, channels * self.kernel.numel(), t),
+        )
+
+    def squares(self, scale: Scale) -> Tensor:
+        m, n = self.parameter.shape[0], self.parameter[0].numel()
+        if self.kept is None and self._affordable():
+            self.kept = self._examples(0, self.count)
+            self.inputs = self.gradients = self.kept[:0]
+        if self.kept is not None:
+            return super().squares(scale)
+        if scale.entries is None and self.geometry.groups == 1 and self.steps * (m + n) < m * n:
+            return self._squares_by_gram_matrices(scale)
+        return self._squares_in_cache(scale)
+
+    def _affordable(self) -> bool:
+        held = self.inputs.numel() + self.gradients.numel()
+        return self.count * self.width <= max(_SMALL, 2 * held)
+
+    def _squares_in_cache(self, scale: Scale) -> Tensor:
+        m, n = self.parameter.shape[0], self.parameter[0].numel()
+        size = min(self.count, max(1, _GRADIENTS // (m * n)))
+        windows, found = self._buffer(), self.gradients.new_empty(size, m, n)
+        squares = self.gradients.new_empty(self.count)
+        for start in range(0, self.count, size):
+            g = found[: self.count - start]
+            self._fill(g, start, windows)
+            squares[start : start + size] = scale.squared_norms(g)
+        return squares
+
+    def _squares_by_gram_matrices(self, scale: Scale) -> Tensor:
+        """As for Outer, with windows for inputs."""
+        each = self.steps * self.parameter[0].numel()
+        size = max(1, _WINDOWS // each)
+        buffer = self.gradients.new_empty(size * each)
+        everything = slice(0, self.gradients.shape[3])
+        parts = []
+        for start in range(0, self.count, size):
+            d, a = self._matrices(slice(start, start + size), everything, buffer)
+            products = torch.bmm(a.transpose(1, 2) * scale.columns, a)
+            products *= torch.bmm(d.transpose(1, 2) * scale.rows, d)
+            parts.append(sums_of_products(products))
+        return self.settled(parts, scale)
+
+    def total(self, weights: Tensor) -> Tensor:
+        weights = weights.to(self.gradients.dtype)
+        if self.kept is not None:
+            return torch.tensordot(weights, self.kept, 1)
+        geometry = self.geometry
+        d = self.gradients * weights.reshape(-1, *[1] * (self.gradients.dim() - 1))
+        total = _WEIGHT[len(self.kernel)](
+            self.inputs.flatten(0, 1), self.parameter.shape, d.flatten(0, 1),
+            geometry.stride, geometry.padding, geometry.dilation, geometry.groups,
+        )  # fmt: skip
+        return total.reshape(self.parameter.shape[0], -1)
+
+    def keep(self, examples: Tensor) -> None:
+        if self.kept is not None:
+            self.kept = self.kept.masked_fill(~examples[:, None, None], 0.0)
+            return
+        others = ~examples.reshape(-1, *[1] * (self.inputs.dim() - 1))
+        self.inputs = self.inputs.masked_fill(others, 0.0)
+        self.gradients = self.gradients.masked_fill(others, 0.0)

@@ -1,0 +1,64 @@
+"""Sums, means and maxima of rows of a table."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from privagrad.torch.per_example.gradients import PerExampleGradient, Rows
+from privagrad.torch.per_example.layers._registry import layer
+from privagrad.torch.per_example.tape import Saved, Tape
+from privagrad.torch.scales import accurate
+
+
+@layer(nn.EmbeddingBag)
+def embedding_bag(
+    tape: Tape,
+    module: nn.EmbeddingBag,
+    index: Tensor,
+    offsets: Tensor | None = None,
+    per_sample_weights: Tensor | None = None,
+) -> Tensor:
+    if index.dim() != 2 or offsets is not None:
+        raise ValueError(
+            "Expected EmbeddingBag inputs of shape (examples, tokens), found one list of tokens "
+            "with offsets: the examples cannot be told apart. Pad the bags with padding_idx."
+        )
+    y = F.embedding_bag(
+        index,
+        module.weight.detach(),
+        mode=module.mode,
+        per_sample_weights=per_sample_weights,
+        padding_idx=module.padding_idx,
+    )
+    examples, saved = tape.examples(module, index, 1), Saved(index)
+
+    def uses(gradient: Tensor) -> Iterator[PerExampleGradient]:
+        shares = _shares(module, saved(), per_sample_weights)
+        each = examples(accurate(gradient), 1)[:, :, None] * examples(shares, 2)
+        tokens = examples(saved(), 1)
+        yield Rows(
+            module.weight, tokens.flatten(1), each.flatten(1, 2), module.padding_idx
+        )  # fmt: skip
+
+    return tape.tap(y, uses)
+
+
+def _shares(module: nn.EmbeddingBag, index: Tensor, weights: Tensor | None) -> Tensor:
+    """How much of each coordinate of a bag comes from each token, (bags, tokens, n or 1)."""
+    table = accurate(module.weight.detach())
+    counted = torch.ones_like(index, dtype=torch.bool)
+    if module.padding_idx is not None:
+        counted = index != module.padding_idx
+    if module.mode == "max":
+        rows = F.embedding(index, table).masked_fill(~counted[..., None], -torch.inf)
+        return torch.zeros_like(rows).scatter_(1, rows.argmax(1, keepdim=True), 1.0)
+    if weights is not None:
+        return weights.detach().to(table.dtype)[..., None]
+    shares = counted.to(table.dtype)
+    if module.mode == "mean":
+        shares /= shares.sum(1, keepdim=True).clamp_min(1.0)
+    return shares[..., None]

@@ -1,0 +1,41 @@
+"""y = x Wᵀ + b."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from privagrad.torch.per_example.gradients import ALL, Direct, Outer, PerExampleGradient
+from privagrad.torch.per_example.layers._registry import frozen, layer
+from privagrad.torch.per_example.tape import Saved, Tape
+
+
+@layer(nn.Linear)
+def linear(tape: Tape, module: nn.Linear, x: Tensor) -> Tensor:
+    return projected(tape, module, x, module.weight, module.bias)
+
+
+def projected(
+    tape: Tape,
+    module: nn.Module,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    part: slice = ALL,
+) -> Tensor:
+    """x Wᵀ + b with some rows of W and b."""
+    w, b = frozen(weight), frozen(bias)
+    assert w is not None
+    y = F.linear(x, w[part], None if b is None else b[part])
+    examples, saved = tape.examples(module, x), Saved(x)
+
+    def uses(gradient: Tensor) -> Iterator[PerExampleGradient]:
+        d = examples(gradient, 1)
+        if tape.trains(weight):
+            yield Outer(weight, examples(saved(), 1), d, part)
+        if bias is not None and tape.trains(bias):
+            yield Direct(bias, d.sum(1), part)
+
+    return tape.tap(y, uses)

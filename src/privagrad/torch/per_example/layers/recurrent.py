@@ -1,0 +1,193 @@
+"""What RNN, LSTM and GRU share: layers, directions, packed sequences, one autograd function."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from typing import Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
+
+from privagrad.torch.per_example.gradients import Direct, Outer, PerExampleGradient
+from privagrad.torch.per_example.layout import Layout
+from privagrad.torch.per_example.tape import Tape
+
+
+class Weights:
+    """The parameters of one layer in one direction."""
+
+    def __init__(self, module: nn.RNNBase, layer: int, suffix: str) -> None:
+        def get(name: str) -> Any:
+            return getattr(module, f"{name}_l{layer}{suffix}", None)
+
+        self.input, self.hidden = get("weight_ih"), get("weight_hh")
+        self.input_bias, self.hidden_bias = get("bias_ih"), get("bias_hh")
+        self.projection = get("weight_hr")
+
+
+class Cell(ABC):
+    """One layer in one direction over all times.
+
+    `forward` goes from the inputs' part of the gates, (T, b, gates), to the states after each time,
+    and keeps the hidden ones as `hiddens`; `backward` from their gradients to those of the gates,
+    as the inputs and as the hidden state enter them, and of the states before.
+    """
+
+    states: ClassVar[int] = 1
+    separate_biases: ClassVar[bool] = False
+
+    hiddens: Tensor
+
+    def __init__(self, weights: Weights, before: tuple[Tensor, ...]) -> None:
+        self.weights = weights
+        self.before = tuple(state.detach() for state in before)
+
+    @property
+    def earlier(self) -> Tensor:
+        """The hidden states before each time, (T, b, ·)."""
+        return torch.cat([self.before[0][None], self.hiddens[:-1]])
+
+    @abstractmethod
+    def forward(self, gates: Tensor) -> tuple[Tensor, ...]:
+        """The states after each time."""
+
+    @abstractmethod
+    def backward(self, gradients: list[Tensor]) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
+        """The gradients of the gates, twice, and of the states before."""
+
+    def uses(self) -> Iterator[PerExampleGradient]:
+        """Of parameters other than the two weights and biases."""
+        return iter(())
+
+
+def recurrent(
+    tape: Tape, module: nn.RNNBase, kind: type[Cell], inputs: Any, before: Any = None
+) -> Any:
+    """The forward pass of nn.RNNBase with a tape."""
+    packed = inputs if isinstance(inputs, PackedSequence) else None
+    lengths: Tensor | None = None
+    if packed is not None:
+        inputs, lengths = pad_packed_sequence(packed, batch_first=module.batch_first)
+    if inputs.dim() != 3:
+        raise ValueError(
+            f"Expected inputs of {type(module).__name__} with three dimensions, found shape "
+            f"{tuple(inputs.shape)}: give a single sequence a batch dimension of 1."
+        )
+    own = Layout(0 if module.batch_first else 1)
+    # Packed sequences have lengths of their own: what is padded depends on the longest.
+    if packed is None:
+        tape.examples(module, inputs, own=own)
+    x = inputs.transpose(0, 1) if module.batch_first else inputs
+    before = _states(module, kind, x, before, packed)
+    both = ("", "_reverse") if module.bidirectional else ("",)
+    ends: list[list[Tensor]] = []
+    for layer in range(module.num_layers):
+        outputs = []
+        for suffix in both:
+            start = tuple(state[len(ends)] for state in before)
+            weights = Weights(module, layer, suffix)
+            y, end = _direction(tape, kind(weights, start), x, start, lengths, bool(suffix))
+            outputs.append(y)
+            ends.append(end)
+        x = torch.cat(outputs, 2) if len(outputs) > 1 else outputs[0]
+        if module.dropout and module.training and layer < module.num_layers - 1:
+            x = F.dropout(x, module.dropout)
+    result: Any = x.transpose(0, 1) if module.batch_first else x
+    after = [torch.stack(parts) for parts in zip(*ends, strict=True)]
+    if packed is not None and lengths is not None:
+        result = pack_padded_sequence(
+            result, lengths, batch_first=module.batch_first, enforce_sorted=False
+        )
+        result = PackedSequence(
+            result.data, packed.batch_sizes, packed.sorted_indices, packed.unsorted_indices
+        )
+    return result, after[0] if kind.states == 1 else tuple(after)
+
+
+def _states(
+    module: nn.RNNBase, kind: type[Cell], x: Tensor, given: Any, packed: PackedSequence | None
+) -> tuple[Tensor, ...]:
+    """The states before the first time, (layers · directions, b, ·) each."""
+    if given is not None:
+        return (given,) if isinstance(given, Tensor) else tuple(given)
+    count = module.num_layers * (2 if module.bidirectional else 1)
+    sizes = (module.proj_size or module.hidden_size, module.hidden_size)[: kind.states]
+    return tuple(x.new_zeros(count, x.shape[1], size) for size in sizes)
+
+
+def _direction(
+    tape: Tape,
+    cell: Cell,
+    x: Tensor,
+    before: tuple[Tensor, ...],
+    lengths: Tensor | None,
+    reverse: bool,
+) -> tuple[Tensor, list[Tensor]]:
+    """The outputs of one direction, and its last states."""
+    turned = _turn(x, lengths) if reverse else x
+    root = torch.ones((), requires_grad=torch.is_grad_enabled())
+    states: tuple[Tensor, ...] = _Run.apply(tape, cell, root, turned, *before)
+    if lengths is None:
+        end = [state[-1] for state in states]
+    else:
+        last = (lengths - 1).to(x.device)
+        end = [state[last, torch.arange(len(last), device=x.device)] for state in states]
+    return _turn(states[0], lengths) if reverse else states[0], end
+
+
+def _turn(x: Tensor, lengths: Tensor | None) -> Tensor:
+    """Each sequence from its last time to its first."""
+    if lengths is None:
+        return x.flip(0)
+    times = torch.arange(len(x))[:, None]
+    turned = torch.where(times < lengths, lengths - 1 - times, times).to(x.device)
+    return x[turned, torch.arange(x.shape[1], device=x.device)]
+
+
+class _Run(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, tape: Tape, cell: Cell, root: Tensor, x: Tensor, *before: Tensor
+    ) -> tuple[Tensor, ...]:
+        w = cell.weights
+        bias = None if w.input_bias is None else w.input_bias.detach()
+        if bias is not None and not cell.separate_biases:
+            bias = bias + w.hidden_bias.detach()
+        with torch.autocast(x.device.type, enabled=False):
+            gates = F.linear(x.to(w.input.dtype), w.input.detach(), bias)
+        ctx.tape, ctx.cell, ctx.count = tape, cell, tape.count
+        ctx.save_for_backward(x)
+        ctx.set_materialize_grads(False)
+        states = cell.forward(gates)
+        ctx.shapes = [(s.shape, s.dtype, s.device) for s in states]
+        return states
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor | None) -> Any:
+        cell: Cell = ctx.cell
+        (x,) = ctx.saved_tensors
+        filled = [
+            torch.zeros(shape, dtype=dtype, device=device) if g is None else g
+            for g, (shape, dtype, device) in zip(gradients, ctx.shapes, strict=True)
+        ]
+        into, through, start = cell.backward(filled)
+
+        def uses(_: Tensor) -> Iterator[PerExampleGradient]:
+            w, tape = cell.weights, ctx.tape
+            d, dh = into.transpose(0, 1), through.transpose(0, 1)
+            if tape.trains(w.input):
+                yield Outer(w.input, x.transpose(0, 1), d)
+            if tape.trains(w.hidden):
+                yield Outer(w.hidden, cell.earlier.transpose(0, 1), dh)
+            if tape.trains(w.input_bias):
+                yield Direct(w.input_bias, into.sum(0))
+            if tape.trains(w.hidden_bias):
+                yield Direct(w.hidden_bias, through.sum(0))
+            yield from cell.uses()
+
+        ctx.tape.receive(ctx.count, uses, into)
+        dx = into @ cell.weights.input.detach() if ctx.needs_input_grad[3] else None
+        return None, None, None, dx, *start

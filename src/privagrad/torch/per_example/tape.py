@@ -1,0 +1,264 @@
+"""What a forward and a backward pass leave behind: the uses of parameters by examples."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from privagrad.torch.per_example.gradients import PerExampleGradient, separate
+from privagrad.torch.per_example.layout import Layout, ObservedTensor
+
+Arrange = Callable[[Tensor, int], Tensor]
+Key = tuple[int, int]
+
+
+class ForwardPass:
+    """One forward pass: how many examples it has, and where they are at each layer.
+
+    Layouts may become known after the pass; what layers have used before is noted in `early`.
+    `losses` are those that layers have made of each example's own terms, with their reduction.
+    """
+
+    def __init__(self, count: int, layouts: dict[object, Layout | None]) -> None:
+        self.count, self.layouts = count, layouts
+        self.open = True
+        self.early: dict[object, Layout | None] = {}
+        self.losses: list[tuple[Tensor, str]] = []
+
+    @property
+    def guessed_wrong(self) -> bool:
+        """Whether a layer has used another layout than is known now."""
+        return any(self.layouts.get(key, used) != used for key, used in self.early.items())
+
+
+class Tape:
+    """Records, during one forward and one backward pass, how examples use parameters.
+
+    Layers call `examples` to learn where the examples are and `tap` to be told the gradient of
+    their output; the optimizer calls `collect` once afterwards. A copy of a tape is empty and
+    records nothing, so that copies of a private module are plain modules.
+    """
+
+    def __init__(self, parameters: dict[str, nn.Parameter], batch_first: bool = True) -> None:
+        self.parameters = parameters
+        self.batch_first = batch_first
+        self.open = self.plain = False
+        self.layers_entered = 0
+        self.drawn: int | None = None
+        self.observed: list[ObservedTensor] | None = None
+        self.guarded = self.loss_seen = False
+        self.recorder: Any = None
+        self.current = ForwardPass(0, {})
+        self._names = {id(parameter): name for name, parameter in parameters.items()}
+        self._calls: Counter[int] = Counter()
+        self.forget()
+
+    def __deepcopy__(self, memo: Any) -> Tape:
+        return Tape({})
+
+    def __reduce__(self) -> Any:
+        return (Tape, ({},))
+
+    def forget(self) -> None:
+        """Drop what the last backward pass left behind."""
+        self._uses: list[PerExampleGradient] = []
+        self._strays: dict[str, int] = {}
+        self._backward: int | None = None
+        self._examples = 0
+
+    def is_inside_layer(self) -> bool:
+        return self.layers_entered > 0
+
+    def trains(self, *parameters: Tensor | None) -> bool:
+        return any(id(parameter) in self._names for parameter in parameters)
+
+    @contextmanager
+    def passing(
+        self, count: int, layouts: dict[object, Layout | None] | None = None
+    ) -> Iterator[ForwardPass]:
+        """A forward pass of `count` examples."""
+        self.current = ForwardPass(count, layouts or {})
+        self.open = True
+        self._calls.clear()
+        try:
+            yield self.current
+        finally:
+            self.open = self.current.open = False
+
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """Passes that have nothing to do with the training, nor with what it has left so far."""
+        kept = dict(self.__dict__)
+        self.forget()
+        self.drawn, self.guarded = None, False
+        try:
+            yield
+        finally:
+            self.__dict__.update(kept)
+
+    @property
+    def count(self) -> int:
+        """How many examples the current forward pass has."""
+        return self.current.count
+
+    def observe(
+        self,
+        module: nn.Module,
+        tensor: Tensor,
+        leading: int,
+        axis: int | None = None,
+        shared: bool = False,
+    ) -> Key:
+        """A tensor that goes into a layer or comes out of it; the key of its layout."""
+        self._calls[id(module)] += 1
+        key = (id(module), self._calls[id(module)])
+        if self.observed is not None:
+            name = type(module).__name__
+            self.observed.append(ObservedTensor(key, name, tensor.detach(), leading, axis, shared))
+        return key
+
+    def examples(
+        self, module: nn.Module, tensor: Tensor, trailing: int = 1, own: Layout | None = None
+    ) -> Arrange:
+        """Where the examples are in `tensor`, and in all tensors that share its leading shape.
+
+        Returns a function of a tensor and its number of trailing dimensions, which gives it the
+        shape (examples, rows of an example, trailing dimensions). `own` is for layers that know
+        where their examples are, and cannot have them elsewhere.
+        """
+        leading = tensor.dim() - trailing
+        key = self.observe(module, tensor, leading, None if own is None else own.axis)
+        current, shape, learning = self.current, tuple(tensor.shape), self.observed is not None
+        fallback = own or Layout(0 if self.batch_first or leading < 2 else 1)
+        name = type(module).__name__
+
+        def arrange(t: Tensor, n: int) -> Tensor:
+            layout = current.layouts.get(key)
+            if layout is None:
+                fits = leading > 0 and shape[fallback.axis] == current.count
+                if current.count > 1 and not fits and not (learning or current.open):
+                    raise ValueError(
+                        f"Expected {current.count} examples in dimension {fallback.axis} of the "
+                        f"input of {name}, found shape {shape}. Keep the examples in the first "
+                        "dimension, or set batch_first."
+                    )
+                layout = fallback if fits else Layout(0)
+            if current.open:
+                current.early[key] = layout
+            return layout.arrange(t, current.count, n)
+
+        return arrange
+
+    def tap(self, output: Tensor, uses: Callable[[Tensor], Iterable[PerExampleGradient]]) -> Tensor:
+        """`output`, whose gradient will be handed to `uses` in the backward pass."""
+        if not torch.is_grad_enabled() or not self.open:
+            return output
+        root = torch.ones((), requires_grad=True)
+        tapped: Tensor = _Tap.apply(root, output, self, self.count, uses)
+        return tapped
+
+    def receive(
+        self, count: int, uses: Callable[[Tensor], Iterable[PerExampleGradient]], gradient: Tensor
+    ) -> None:
+        """Take what a backward pass brings for a forward pass of `count` examples."""
+        self._begin(count)
+        if count:
+            self._uses.extend(use for use in uses(gradient) if self.trains(use.parameter))
+
+    def _begin(self, count: int) -> None:
+        backward = torch._C._current_graph_task_id()
+        if self.guarded and not self.loss_seen:
+            raise RuntimeError(
+                "Expected loss.backward() on a loss computed from the outputs of the private "
+                "module, found a backward pass that the engine has not seen the loss of "
+                "(torch.autograd.backward, a scripted loss, a loss kept as an attribute of the "
+                "module). Compute the loss from the module's outputs in Python and call its "
+                "backward(), or hand over the criterion: see PerExampleLoss. If you vouch for the "
+                "loss yourself, say verify=False to make_private."
+            )
+        if self._backward is None:
+            self._backward, self._examples = backward, count
+            if self.drawn is not None and count != self.drawn:
+                raise RuntimeError(
+                    f"Expected the {self.drawn} examples that the data loader drew, found a batch "
+                    f"of {count} in the module. One row of the batch is one example: several rows "
+                    "of one example, or a part of the batch, are not what is accounted for."
+                )
+        elif backward != self._backward:
+            raise RuntimeError(
+                "Expected one backward() for each step(), found a second one: the norm of an "
+                "example's gradient is bounded once. Add the losses and call backward() on the "
+                "sum; for batches too large for memory give make_private a "
+                "max_physical_batch_size, and call step() after each backward()."
+            )
+        elif count != self._examples:
+            raise RuntimeError(
+                f"Expected the same examples in every forward pass before a backward(), found "
+                f"passes of {self._examples} and {count}."
+            )
+
+    def note_stray(self, name: str) -> None:
+        """A gradient has reached a parameter past its layer."""
+        self._strays[name] = torch._C._current_graph_task_id()
+
+    def collect(self) -> tuple[int, dict[str, list[PerExampleGradient]]]:
+        """How many examples there were, and by parameter how they used it."""
+        if self._backward is None:
+            raise RuntimeError(
+                "Expected loss.backward() before optimizer.step(), found no private gradients. "
+                "Call the module that make_private returned, in training mode, and backward() on "
+                "a loss of its output."
+            )
+        strays = [name for name, backward in self._strays.items() if backward == self._backward]
+        if strays:
+            raise RuntimeError(
+                f"Expected parameters to be used by their own layers, found {', '.join(strays)} in "
+                "the loss by another way (a functional call, a penalty): that part of the gradient "
+                "belongs to no example. Share the layer or its parameter between modules instead, "
+                "and leave penalties to the optimizer's weight_decay."
+            )
+        by_name: dict[str, list[PerExampleGradient]] = {}
+        for use in self._uses:
+            by_name.setdefault(self._names[id(use.parameter)], []).append(use)
+        count = self._examples
+        self.forget()
+        return count, {name: separate(uses) for name, uses in by_name.items()}
+
+
+class Saved:
+    """A tensor that a layer needs again in the backward pass, unchanged."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self._tensor, self._version = tensor.detach(), tensor._version
+
+    def __call__(self) -> Tensor:
+        if self._tensor._version != self._version:
+            raise RuntimeError(
+                f"Expected the input of a layer, of shape {tuple(self._tensor.shape)}, to stay as "
+                "it was until backward(), found it changed in place. Use the operation that "
+                "returns a new tensor instead (x = x + y for x += y)."
+            )
+        return self._tensor
+
+
+class _Tap(torch.autograd.Function):
+    """The identity, which tells the tape of the gradient.
+
+    Its result is no view of anything: whatever is done to it in place comes after it in the graph,
+    so that the gradient that arrives is always that of the layer's own output.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, root: Tensor, output: Tensor, tape: Tape, count: int, uses: Any) -> Any:
+        ctx.tape, ctx.count, ctx.uses = tape, count, uses
+        return output.detach()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        ctx.tape.receive(ctx.count, ctx.uses, gradient.detach())
+        return None, gradient if ctx.needs_input_grad[1] else None, None, None, None

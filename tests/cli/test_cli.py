@@ -1,0 +1,411 @@
+"""The command line as people use it: files in, models out, budgets kept, errors in a line."""
+
+import csv
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+import pytest
+from typer.main import get_command
+from typer.testing import CliRunner
+
+from privagrad.cli import app
+from privagrad.data.models import load_model
+from privagrad.privacy.ledger import Ledger
+
+N = 3000
+
+
+@pytest.fixture(autouse=True)
+def book(tmp_path, monkeypatch):
+    monkeypatch.setenv("PRIVAGRAD_LEDGER", str(tmp_path / "ledger.db"))
+    monkeypatch.chdir(tmp_path)
+    return Ledger(tmp_path / "ledger.db")
+
+
+def people(path: Path, n: int = N, seed: int = 0) -> Path:
+    rng = np.random.default_rng(seed)
+    age, hours = rng.integers(17, 90, n), rng.normal(40, 10, n)
+    job = rng.choice(["cook", "baker", "poet", ""], n, p=[0.5, 0.3, 0.19, 0.01])
+    score = (age - 50) / 15 + (hours - 40) / 10 + 2.0 * (job == "poet")
+    rich = np.where(score + rng.logistic(size=n) > 0, "yes", "no")
+    frame = pl.DataFrame({"age": age, "hours": hours, "job": job, "rich": rich})
+    frame.write_parquet(path) if path.suffix == ".parquet" else frame.write_csv(path)
+    return path
+
+
+def run(*arguments, code=0):
+    done = CliRunner().invoke(app, [str(argument) for argument in arguments])
+    assert done.exit_code == code, (done.output, done.exception)
+    assert "Traceback" not in done.output
+    return done
+
+
+def as_json(*arguments, code=0):
+    return json.loads(run(*arguments, "--json", code=code).stdout)
+
+
+SCHEMA = """
+target = "rich"
+[[column]]
+name = "age"
+low = 17
+high = 90
+[[column]]
+name = "hours"
+low = 0
+high = 100
+[[column]]
+name = "job"
+kind = "category"
+[[column]]
+name = "rich"
+kind = "category"
+categories = ["no", "yes"]
+"""
+
+
+def test_from_a_file_to_predictions(book):
+    people(Path("people.csv"))
+    people(Path("others.csv"), 500, seed=1)
+    Path("schema.toml").write_text(SCHEMA)
+    run("budget", "create", "people", "--epsilon", 3, "--delta", 1e-6)
+    told = as_json(
+        "fit", "people.csv", "--schema", "schema.toml", "--epsilon", 2, "--dataset", "people",
+        "--test", "others.csv", "--report", "report.html", "-o", "rich.model",
+    )  # fmt: skip
+    assert told["privacy"]["epsilon"] <= 2
+    assert not told["privacy"]["seeded"]
+    assert told["evaluation"]["test"]["accuracy"] > 0.75
+    assert told["evaluation"]["test"]["private"] is False
+    assert abs(told["evaluation"]["score"] - told["evaluation"]["test"]["accuracy"]) < 0.1
+    purposes = [event["purpose"] for event in told["privacy"]["events"]]
+    assert purposes == ["categories", "moments", "row norms", "evaluation", "gradients"]
+    account = book.account("people")
+    assert account.runs[0].state == "finished"
+    assert account.spent == pytest.approx(told["budget"]["spent"])
+    assert account.spent <= 2
+
+    model = load_model(Path("rich.model"))
+    assert set(model.features) == {"age", "hours", "job=cook", "job=baker", "job=poet"}
+    run("predict", "rich.model", "others.csv", "-o", "out.csv", "--probabilities")
+    rows = list(csv.DictReader(Path("out.csv").read_text().splitlines()))
+    truth = pl.read_csv("others.csv")["rich"].to_list()
+    right = np.mean([row["prediction"] == y for row, y in zip(rows, truth, strict=True)])
+    assert right == pytest.approx(told["evaluation"]["test"]["accuracy"])
+    for row in rows[:50]:
+        yes, no = float(row["probability of yes"]), float(row["probability of no"])
+        assert yes + no == pytest.approx(1)
+        assert (row["prediction"] == "yes") == (yes > 0.5)
+    shown = run("show", "rich.model").stdout
+    for word in ("job=poet", "positive speaks for yes", "NOT private", "differential privacy"):
+        assert word in shown
+    assert "Private model of rich" in Path("report.html").read_text()
+
+
+def test_numbers_alone_need_no_schema_and_one_command():
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((2000, 2)) * [1, 50]
+    frame = pl.DataFrame({"a": x[:, 0], "b": x[:, 1], "y": 3 * x[:, 0] + 0.1 * x[:, 1] + 7})
+    frame.write_csv("t.csv")
+    assert "--loss logistic" in run("fit", "t.csv", "-t", "y", "-e", 3, "--dry-run").output
+    told = as_json("fit", "t.csv", "--target", "y", "-e", 3, "-o", "m.model")
+    assert told["evaluation"]["score"] > told["evaluation"]["baseline"]
+    model = load_model(Path("m.model"))
+    assert model.loss == "huber"
+    run("predict", "m.model", "t.csv", "-o", "p.csv")
+    predicted = pl.read_csv("p.csv")["prediction"].to_numpy()
+    assert np.corrcoef(predicted, frame["y"].to_numpy())[0, 1] > 0.9
+
+
+@pytest.mark.parametrize(
+    "extra", [[], ["--classes=-1,1"], ["--method", "pasan"], ["--loss", "hinge"]], ids=str
+)
+def test_libsvm_files(extra):
+    rng = np.random.default_rng(0)
+    x = rng.random((2000, 6)) < 0.3
+    y = np.where(x[:, 0] | (x[:, 1] & ~x[:, 2]), 1, -1)
+    lines = [
+        f"{label:+d} " + " ".join(f"{j + 1}:1" for j in np.flatnonzero(row))
+        for label, row in zip(y, x, strict=True)
+    ]
+    Path("rows.libsvm").write_text("\n".join(lines))
+    told = as_json("fit", "rows.libsvm", "-e", 3, "-o", "m.model", *extra)
+    assert told["evaluation"]["score"] > 0.8
+    found = [event["purpose"] for event in told["privacy"]["events"]]
+    assert ("categories" in found) == ("--classes=-1,1" not in extra)
+    Path("new.libsvm").write_text("1 1:1\n-1 9:1 3:1\n")
+    run("predict", "m.model", "new.libsvm", "-o", "p.csv")
+    assert Path("p.csv").read_text() == "prediction\n1\n-1\n"
+
+
+def test_several_classes():
+    rng = np.random.default_rng(0)
+    kind = rng.integers(0, 3, 2500)
+    x = rng.standard_normal((2500, 2)) + np.array([[0, 0], [4, 0], [0, 4]])[kind]
+    pl.DataFrame({"a": x[:, 0], "b": x[:, 1], "kind": kind}).write_parquet("t.parquet")
+    told = as_json("fit", "t.parquet", "-t", "kind", "--loss", "logistic", "-e", 3, "-o", "m.model")
+    assert told["evaluation"]["score"] > 0.85
+    model = load_model(Path("m.model"))
+    assert model.classes == ["0", "1", "2"]
+    assert model.coef.shape == (3, 2)
+    run("predict", "m.model", "t.parquet", "-o", "p.csv", "--probabilities")
+    assert Path("p.csv").read_text().startswith("prediction,probability of 0,")
+    assert "coefficient 2" in run("show", "m.model").stdout
+
+
+def test_a_run_beyond_the_budget_is_refused_before_anything_is_read(book, monkeypatch):
+    people(Path("people.csv"))
+    Path("schema.toml").write_text(SCHEMA)
+    run("budget", "create", "people", "--epsilon", 1, "--delta", 1e-6)
+    command = ("fit", "people.csv", "--schema", "schema.toml", "--dataset", "people")
+    run(*command, "-e", 0.8, "-o", "one.model")
+    before = book.account("people")
+    Path("people.csv").rename("hidden.csv")  # so that reading it would be another error
+    refused = run(*command, "-e", 0.8, "-o", "two.model", code=3).output
+    assert "Nothing was spent" in refused
+    assert not Path("two.model").exists()
+    assert book.account("people") == before
+    told = as_json(*command, "-e", 0.8, "-o", "two.model", code=3)
+    assert told["exit_code"] == 3
+    largest = float(told["error"].split("that fits is about ")[1].split(".  ")[0].split(". ")[0])
+    assert f"Left: {1 - before.spent:.4g}" in told["error"]
+    Path("hidden.csv").rename("people.csv")
+    assert 0.3 < largest < 0.8
+    run(*command, "-e", largest, "-o", "two.model")
+    assert book.account("people").spent <= 1
+    assert book.account("people").spent > 0.93
+
+
+def test_a_copy_of_the_rows_is_no_table_to_test_on(book):
+    people(Path("people.csv"))
+    Path("schema.toml").write_text(SCHEMA)
+    Path("held-out.csv").write_bytes(Path("people.csv").read_bytes())
+    command = ("fit", "people.csv", "--schema", "schema.toml", "-e", 1, "-o", "m.model")
+    refused = run(*command, "--test", "held-out.csv", code=2).output
+    assert "Expected another table to test on" in " ".join(refused.split())
+    assert not Path("m.model").exists()
+
+
+def test_a_dry_run_shows_everything_and_spends_nothing(book):
+    people(Path("people.csv"))
+    Path("schema.toml").write_text(SCHEMA)
+    run("budget", "create", "people", "--epsilon", 1, "--delta", 1e-6)
+    told = run(
+        "fit", "people.csv", "--schema", "schema.toml", "-e", 0.5, "--dataset", "people",
+        "--dry-run",
+    ).stdout  # fmt: skip
+    for word in ("categories", "moments", "gradients", "evaluation", "Public", "0 of 1 spent"):
+        assert word in told
+    assert book.account("people").spent == 0
+    assert book.history("people") == []
+
+
+def test_a_changed_file_is_another_data_set(book):
+    people(Path("people.csv"))
+    Path("schema.toml").write_text(SCHEMA)
+    run("budget", "create", "people", "-e", 1, "--delta", 1e-6, "--file", "people.csv")
+    command = ("fit", "people.csv", "--schema", "schema.toml", "--dataset", "people", "-e", 0.5)
+    with Path("people.csv").open("a") as file:
+        file.write("30,40.0,cook,no\n")
+    assert "another data set" in run(*command, "-o", "m.model", code=2).output
+    assert book.account("people").spent == 0
+
+
+def test_budgets(book):
+    run("budget", "create", "a", "--epsilon", 2, "--delta", 1e-6)
+    assert "fixed once" in run("budget", "create", "a", "-e", 3, "--delta", 1e-6, code=2).output
+    people(Path("people.csv"))
+    Path("schema.toml").write_text(SCHEMA)
+    run("fit", "people.csv", "--schema", "schema.toml", "--dataset", "a", "-e", 1, "-o", "m.model")
+    from privagrad.privacy.events import GaussianEvent
+
+    dead = book.reserve("a", [GaussianEvent(20.0)], "a run that died")
+    assert dead in run("budget", "show", "a").stdout.replace("\n", "")
+    [told] = as_json("budget", "list")
+    assert told["name"] == "a"
+    assert told["spent"] == pytest.approx(book.account("a").spent)
+    assert run("budget", "release", dead, "--reason", " ", code=2)
+    run("budget", "release", dead, "--reason", "it never started")
+    assert as_json("budget", "show", "a")["spent"] < told["spent"]
+    run("budget", "export", "a", "-o", "h.json")
+    history = json.loads(Path("h.json").read_text())
+    assert [e["state"] for e in history] == ["reserved", "finished", "reserved", "released"]
+    assert history[-1]["note"] == "it never started"
+    run("budget", "export", "a", "-o", "h.csv")
+    rows = list(csv.DictReader(Path("h.csv").read_text().splitlines()))
+    assert json.loads(rows[0]["events"]) == history[0]["events"]
+    assert json.loads(run("budget", "export", "a").stdout) == history
+    assert "Expected a .json or .csv" in run("budget", "export", "a", "-o", "h.txt", code=2).output
+    assert "known: 'a'" in run("budget", "show", "b", code=2).output
+
+
+GOOD = "age,hours,y\n1,2,0\n2,3,1\n3,1,0\n"
+BAD = {
+    "wrong target": (GOOD, ["-t", "yy"], "Did you mean 'y'"),
+    "no target": (GOOD, [], "--target"),
+    "no rows": ("age,y\n", ["-t", "y"], "found none"),
+    "empty": ("", ["-t", "y"], "no first line"),
+    "one column": ("y\n1\n2\n", ["-t", "y"], "beside the target"),
+    "two headers": ("a,a,y\n1,2,3\n", ["-t", "y"], "twice"),
+    "no header": ("1,2,3\n1,2,4\n", ["-t", "y"], "--no-header"),
+    "text": ("a,city,y\n1,Bern,3\n1,Bern,3\n", ["-t", "y"], "privagrad schema"),
+    "huge": ("a,y\n1e200,1\n1,2\n", ["-t", "y"], "bounds"),
+    "ragged": ("a,y\n1,1,5,6\n1,2\n", ["-t", "y"], "Expected a table"),
+    "markup": ("[red]a[/red],y\n1,1\n", ["-t", "[bold]"], "[bold]"),
+    "bad loss": (GOOD, ["-t", "y", "--loss", "square"], "square"),
+    "bad method": (GOOD, ["-t", "y", "--method", "adam"], "adam"),
+    "bad epsilon": (GOOD, ["-t", "y", "-e", "-1"], "epsilon"),
+    "nan epsilon": (GOOD, ["-t", "y", "-e", "nan"], "epsilon"),
+    "infinite epsilon": (GOOD, ["-t", "y", "-e", "inf"], "epsilon"),
+    "bad delta": (GOOD, ["-t", "y", "--delta", "2"], "delta"),
+    "one class": (GOOD, ["-t", "y", "--loss", "logistic", "--classes", "0"], "two classes"),
+    "other labels": (
+        GOOD,
+        ["-t", "y", "--loss", "logistic", "--classes", "0,2"],
+        "another one in row 2",
+    ),
+    "ledger alone": (GOOD, ["-t", "y", "--ledger", "x.db"], "--dataset"),
+    "unknown budget": (GOOD, ["-t", "y", "--dataset", "nobody"], "budget create nobody"),
+    "no test": (GOOD, ["-t", "y", "--test", "absent.csv"], "absent.csv"),
+    "tests on itself": (GOOD, ["-t", "y", "--test", "t.csv"], "another table"),
+    "no folder": (GOOD, ["-t", "y", "-o", "absent/m.model"], "folder"),
+    "no schema": (GOOD, ["-t", "y", "--schema", "absent.toml"], "absent.toml"),
+    "large batch": (GOOD, ["-t", "y", "--batch-size", "50"], "batch"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_bad_input_is_a_clear_line_and_costs_nothing(case, book):
+    text, extra, message = BAD[case]
+    Path("t.csv").write_text(text)
+    book.create("t", 1.0, 1e-3)
+    defaults = [] if {"--dataset", "--ledger"} & set(extra) else ["--dataset", "t"]
+    if "-e" not in extra:
+        defaults += ["-e", "0.5"]
+    if "-o" not in extra:
+        defaults += ["-o", "m.model"]
+    done = run("fit", "t.csv", *defaults, *extra, code=2)
+    assert message in done.output.replace("\n", "")
+    assert done.output.count("error:") == 1
+    assert book.history("t") == []
+    assert not Path("m.model").exists()
+
+
+def test_hopeless_fits_are_told_before_anything_is_spent(monkeypatch):
+    Path("t.csv").write_text(GOOD)
+    monkeypatch.setattr("privagrad.fitting.run", lambda *_: pytest.fail("it was run"))
+    done = run("fit", "t.csv", "-t", "y", "-e", 0.5, "--dry-run")
+    assert "are few for epsilon=0.5" in done.output.replace("\n", " ")
+
+
+def test_models_are_not_overwritten_unasked():
+    Path("m.model").write_text("paid for")
+    Path("t.csv").write_text(GOOD)
+    assert "--overwrite" in run("fit", "t.csv", "-t", "y", "-e", 1, "-o", "m.model", code=2).output
+    assert Path("m.model").read_text() == "paid for"
+
+
+def test_a_seeded_model_says_so_and_no_budget_pays_for_it():
+    people(Path("people.csv"))
+    Path("schema.toml").write_text(SCHEMA)
+    command = ("fit", "people.csv", "--schema", "schema.toml", "-e", 1, "--seed", 1)
+    one, two = (as_json(*command, "-o", name) for name in ("a.model", "b.model"))
+    assert one["privacy"]["seeded"]
+    assert one["evaluation"] == two["evaluation"]
+    assert "NOT PRIVATE" in run("show", "a.model", "--report", "r.html").stdout
+    assert "NOT PRIVATE" in Path("r.html").read_text()
+    run("budget", "create", "people", "-e", 1, "--delta", 1e-6)
+    assert "seed" in run(*command, "--dataset", "people", "-o", "c.model", code=2).output
+
+
+def test_predict_refuses_what_does_not_fit():
+    people(Path("people.csv"))
+    Path("schema.toml").write_text(SCHEMA)
+    run("fit", "people.csv", "--schema", "schema.toml", "-e", 1, "--seed", 1, "-o", "m.model")
+    Path("less.csv").write_text("age,ours\n1,2\n")
+    done = run("predict", "m.model", "less.csv", "-o", "p.csv", code=2)
+    assert "Did you mean 'ours'" in done.output.replace("\n", "")
+    assert not Path("p.csv").exists()
+    Path("no.model").write_text("nothing")
+    assert (
+        "Expected a model" in run("predict", "no.model", "less.csv", "-o", "p.csv", code=2).output
+    )
+    Path("less.csv").write_text("job,hours,age\npoet,50,60\nnobody,,\n")
+    run("predict", "m.model", "less.csv", "-o", "p.csv")
+    assert Path("p.csv").read_text().splitlines()[:2] == ["prediction", "yes"]
+
+
+def test_a_schema_template_from_header_and_types():
+    people(Path("people.csv"))
+    run("schema", "people.csv", "-t", "rich", "-o", "s.toml")
+    text = Path("s.toml").read_text()
+    for value in ("cook", "poet", "yes"):
+        assert f'"{value}"' not in text
+    assert "filled in" in run("schema", "people.csv", "-o", "s.toml", code=2).output
+    told = as_json("schema", "people.csv")
+    kinds = [column["kind"] for column in told["columns"]]
+    assert kinds == ["number", "number", "category", "category"]
+    Path("bare.data").write_text("1,a\n2,b\n")
+    Path("texts.csv").write_text("city,job\nBern,cook\n")
+    assert "--header" in run("schema", "texts.csv", code=2).output
+    columns = as_json("schema", "texts.csv", "--header")["columns"]
+    assert [column["name"] for column in columns] == ["city", "job"]
+    done = as_json("schema", "bare.data", "--no-header", "--names", "x,y")
+    assert [column["name"] for column in done["columns"]] == ["x", "y"]
+    assert run("schema", "bare.data", "--no-header", "--names", "x", code=2)
+
+
+def commands(group=None, path=()):
+    group = group or get_command(app)
+    for name, command in group.commands.items():
+        if hasattr(command, "commands"):
+            yield from commands(command, (*path, name))
+        else:
+            yield (*path, name)
+
+
+@pytest.mark.parametrize("command", sorted(commands()), ids=" ".join)
+def test_every_help_teaches_by_example(command):
+    told = run(*command, "--help").stdout
+    assert f"privagrad {' '.join(command)}" in " ".join(told.split()).replace("figure2", "table1") \
+        or command[-1] == "figure2"  # fmt: skip
+    assert "--json" in told
+
+
+def test_the_first_help_teaches_and_the_version_is_told():
+    told = run("--help").stdout
+    for word in ("privagrad fit", "privagrad predict", "budget create", "Exit codes"):
+        assert word in told
+    assert run("--version").stdout.startswith("privagrad ")
+
+
+def test_json_is_all_that_is_printed(monkeypatch):
+    told = as_json("theory", "--rows", 5000, "--dim", 20, "--box", 1)
+    assert told["methods"][0]["method"] == "pagan"
+    from privagrad.experiments import rates
+
+    monkeypatch.setattr(rates, "QUICK", replace(rates.QUICK, workers=1, seeds=1))
+    told = as_json("reproduce", "rates", "--quick", "--out", "r", "--report", "r.html")
+    assert {slope["method"] for slope in told["slopes"]} == {"pagan", "pasan"}
+    assert "PAGAN against" in Path("r.html").read_text()
+
+
+def test_faults_of_ours_are_told_without_a_traceback(monkeypatch):
+    def broken(*_):
+        raise RuntimeError("something odd")
+
+    monkeypatch.setattr("privagrad.fitting.prepare", broken)
+    Path("t.csv").write_text(GOOD)
+    done = run("fit", "t.csv", "-t", "y", "-e", 1, "-o", "m.model", code=1)
+    assert "--debug" in done.output
+    with pytest.raises(RuntimeError, match="something odd"):
+        CliRunner().invoke(
+            app,
+            ["--debug", "fit", "t.csv", "-t", "y", "-e", "1", "-o", "m"],
+            catch_exceptions=False,
+        )
+    run("--version")

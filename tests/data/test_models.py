@@ -1,0 +1,129 @@
+"""Model files: whole or absent, safe to load, the same model afterwards."""
+
+import json
+import pickle
+import zipfile
+from dataclasses import fields, replace
+
+import numpy as np
+import pytest
+
+from privagrad._internal.atomic import atomic_write
+from privagrad.data.models import SavedModel, load_model, save_model
+from privagrad.data.schema import Column, Schema
+
+
+def model(classes=("no", "yes"), outputs=1):
+    d = 3
+    rng = np.random.default_rng(0)
+    return SavedModel(
+        "logistic",
+        ["a", "b=ü", "b=<x>"],
+        None if classes is None else list(classes),
+        Schema((Column("a"), Column("b", "category", categories=("ü", "<x>")), Column("y")), "y"),
+        {"epsilon": 1.0, "delta": 1e-6, "events": []},
+        {"table": "t.csv"},
+        {"score": 0.8, "losses": [None, 0.5]},
+        *(rng.standard_normal((outputs, d)), rng.standard_normal(outputs)) * 2,
+        *(rng.random((3, d)) + 0.1),
+    )
+
+
+def test_a_model_reads_back(tmp_path):
+    path = tmp_path / "m.model"
+    saved = model()
+    save_model(saved, path)
+    found = load_model(path)
+    for f in fields(SavedModel):
+        assert np.array_equal(getattr(found, f.name), getattr(saved, f.name)), f.name
+    assert [p.name for p in tmp_path.iterdir()] == ["m.model"]
+
+
+def test_a_model_that_says_add_or_remove_one_keeps_its_meaning(tmp_path):
+    """Version 0.1.0 wrote that name for zero-out."""
+    path, old = tmp_path / "m.model", model()
+    old.privacy["relation"] = "add-or-remove-one"
+    save_model(old, path)
+    assert load_model(path).privacy == {**old.privacy, "relation": "zero-out"}
+    old.privacy["relation"] = "two-rows"
+    save_model(old, path)
+    with pytest.raises(ValueError, match="zero-out, replace-one"):
+        load_model(path)
+
+
+def test_predictions():
+    X = np.array([[1.0, 0, 0], [0, 1, 0], [-5.0, 0, 1]])
+    two = replace(model(), coef=np.array([[1.0, -1.0, 0.0]]), intercept=np.array([0.5]))
+    assert two.predict(X).tolist() == ["yes", "no", "no"]
+    three = replace(model(("a", "b", "c"), 3), coef=np.eye(3), intercept=np.array([0.0, 0.1, 0.0]))
+    assert three.predict(X).tolist() == ["a", "b", "c"]
+    number = replace(two, classes=None)
+    assert number.predict(X).tolist() == [1.5, -0.5, -4.5]
+
+
+def test_a_failed_writer_leaves_what_was_there(tmp_path):
+    path = tmp_path / "m.model"
+    path.write_text("before")
+
+    def fail():
+        with atomic_write(path) as file:
+            file.write(b"half")
+            raise RuntimeError("a full disk")
+
+    with pytest.raises(RuntimeError, match="full disk"):
+        fail()
+    assert path.read_text() == "before"
+    assert [p.name for p in tmp_path.iterdir()] == ["m.model"]
+
+
+def changed(path, out, **entries):
+    with zipfile.ZipFile(path) as old, zipfile.ZipFile(out, "w") as new:
+        for name in old.namelist():
+            content = old.read(name)
+            if name == "model.json":
+                content = json.dumps(json.loads(content) | entries.get("card", {})).encode()
+            if name not in entries.get("without", ()):
+                new.writestr(name, entries.get("files", {}).get(name, content))
+
+
+@pytest.mark.parametrize(
+    ("entries", "message"),
+    [
+        ({"card": {"format": "other"}}, "no model of privagrad"),
+        ({"card": {"version": 99}}, "newer than this"),
+        ({"card": {"features": ["a"]}}, "shape"),
+        ({"card": {"classes": ["a"]}}, "classes"),
+        ({"card": {"schema": {"columns": 3}}}, "Expected a model"),
+        ({"card": {"strange": 1}}, "strange"),
+        ({"without": ["coef.npy"]}, "coef"),
+        ({"files": {"model.json": b"[1]"}}, "no model"),
+        ({"files": {"model.json": b"\xff"}}, "Expected a model"),
+        ({"files": {"coef.npy": b"nonsense"}}, "Expected a model"),
+    ],
+)
+def test_what_is_no_model_is_refused(tmp_path, entries, message):
+    save_model(model(), tmp_path / "m.model")
+    changed(tmp_path / "m.model", tmp_path / "other.model", **entries)
+    with pytest.raises(ValueError, match=message):
+        load_model(tmp_path / "other.model")
+
+
+class Evil:
+    def __reduce__(self):
+        return (pytest.fail, ("a pickle was loaded",))
+
+
+def test_nothing_is_ever_unpickled(tmp_path):
+    save_model(model(), tmp_path / "m.model")
+    array = np.array([Evil()], dtype=object)
+    with (tmp_path / "evil.npy").open("wb") as file:
+        np.save(file, array, allow_pickle=True)
+    evil = (tmp_path / "evil.npy").read_bytes()
+    changed(tmp_path / "m.model", tmp_path / "evil.model", files={"coef.npy": evil})
+    with pytest.raises(ValueError, match="Expected a model"):
+        load_model(tmp_path / "evil.model")
+    (tmp_path / "plain.model").write_bytes(pickle.dumps(Evil()))
+    with pytest.raises(ValueError, match="Expected a model"):
+        load_model(tmp_path / "plain.model")
+    with pytest.raises(FileNotFoundError):
+        load_model(tmp_path / "absent.model")

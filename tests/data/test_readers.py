@@ -1,0 +1,313 @@
+"""Tables on disk: what is read, what is refused, and that nothing but types is looked at."""
+
+import csv
+import io
+from collections import Counter
+from contextlib import contextmanager
+from dataclasses import replace
+
+import numpy as np
+import polars as pl
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from privagrad.data.libsvm import read_libsvm
+from privagrad.data.readers import chunks, count_categories, infer_schema, read_rows, read_table
+from privagrad.data.schema import Column, Schema
+
+FRAME = pl.DataFrame({"age": [30, 40, 50], "income": [1.5, 2.5, 3.5], "label": [0, 1, 1]})
+WRITERS = {
+    "csv": lambda frame, path: frame.write_csv(path),
+    "tsv": lambda frame, path: frame.write_csv(path, separator="\t"),
+    "parquet": lambda frame, path: frame.write_parquet(path),
+    "arrow": lambda frame, path: frame.write_ipc(path),
+}
+
+
+@pytest.mark.parametrize("ending", WRITERS)
+def test_tables_of_numbers_need_no_schema(tmp_path, ending):
+    path = tmp_path / f"people.{ending}"
+    WRITERS[ending](FRAME, path)
+    table = read_table(path, "label")
+    assert table.names == ["age", "income"]
+    assert table.X.tolist() == [[30, 1.5], [40, 2.5], [50, 3.5]]
+    assert table.y.tolist() == [0, 1, 1]
+
+
+def test_libsvm(tmp_path):
+    path = tmp_path / "rows.libsvm"
+    path.write_text("+1 1:0.5 3:2 # a comment\n\n-1 2:1e3\n")
+    table = read_table(path)
+    assert table.X.toarray().tolist() == [[0.5, 0, 2], [0, 1000, 0]]
+    assert table.y.tolist() == [1, -1]
+    fewer, _ = read_libsvm(path, 2)
+    assert fewer.toarray().tolist() == [[0.5, 0], [0, 1000]]
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "target", "message"),
+    [
+        ("people.csv", "age,label\n1,0\n", "labl", "Did you mean 'label'"),
+        ("people.csv", "age,label\n1,0\n", None, "found None"),
+        ("people.csv", "age,city,label\n1,Bern,0\n", "label", "'city'"),
+        ("people.csv", "age,label\n1,yes\n", "label", "numeric target"),
+        ("people.csv", "", "label", "no first line"),
+        ("people.csv", "\n\n", "label", "no first line"),
+        ("people.csv", "age,label\n", "label", "found none"),
+        ("people.csv", "1,2\n3,4\n", "label", "looks like a row"),
+        ("people.csv", "age,age,label\n1,2,0\n", "label", "twice: those of columns 1, 2"),
+        ("people.csv", "age,,label\n1,2,0\n", "label", "column 2"),
+        ("people.csv", "age,label\n1,0,5\n", "label", "people.csv"),
+        ("people.csv", 'age,label\n"1,0\n2,1\n', "label", "people.csv"),
+        ("people.csv", "age,label\n1e300,0\n", "label", "give it bounds"),
+        ("people.csv", "age,label\ninf,0\n", "label", "give it bounds"),
+        ("people.parquet", "this is no parquet file", "label", "people.parquet"),
+        ("people.arrow", "this is no arrow file", "label", "people.arrow"),
+        ("rows.libsvm", "+1 a:b\n", None, "line 1"),
+        ("rows.libsvm", "+1 0:2\n", None, "index 0"),
+        ("rows.libsvm", "", None, "found none"),
+        ("people.xlsx", "", "label", "Convert it first"),
+    ],
+)
+def test_wrong_files_say_why(tmp_path, name, text, target, message):
+    path = tmp_path / name
+    path.write_text(text)
+    with pytest.raises((ValueError, TypeError), match=message):
+        read_table(path, target)
+
+
+@pytest.mark.parametrize("bytes_", [b"\xff\xfea\x00,\x00b\x00", b"caf\xe9,b\n1,2\n"])
+def test_other_encodings_are_named(tmp_path, bytes_):
+    path = tmp_path / "people.csv"
+    path.write_bytes(bytes_)
+    with pytest.raises(ValueError, match="UTF-8"):
+        read_table(path, "b")
+
+
+def test_missing_files_say_so(tmp_path):
+    with pytest.raises(FileNotFoundError, match="found nothing"):
+        read_table(tmp_path / "absent.csv", "label")
+
+
+def test_numbers_survive_the_way_through_a_file(tmp_path):
+    rng = np.random.default_rng(0)
+    X, y = rng.standard_normal((20, 3)) * [1e-9, 1, 1e9], rng.standard_normal(20)
+    path = tmp_path / "rows.libsvm"
+    lines = (
+        f"{label!r} " + " ".join(f"{j + 1}:{v!r}" for j, v in enumerate(row))
+        for label, row in zip(y.tolist(), X.tolist(), strict=True)
+    )
+    path.write_text("\n".join(lines))
+    table = read_table(path)
+    assert np.array_equal(table.X.toarray(), X)
+    assert np.array_equal(table.y, y)
+
+
+@pytest.mark.parametrize("mark", ["", "\ufeff"])
+@pytest.mark.parametrize("separator", [",", ";", "\t", "|"])
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+def test_dialects(tmp_path, mark, separator, end):
+    path = tmp_path / "people.csv"
+    lines = [
+        "age|city|größe".replace("|", separator),
+        f'31{separator}"a{separator}b"{separator}1.5',
+    ]
+    path.write_text(mark + end.join([*lines, f"32{separator}Zürich{separator}", "", ""]), "utf-8")
+    found = infer_schema(path)
+    assert [(c.name, c.kind) for c in found.columns] == [
+        ("age", "number"), ("city", "category"), ("größe", "number"),
+    ]  # fmt: skip
+    assert found.separator == separator
+    city = Column("city", "category", categories=("Zürich", f"a{separator}b"))
+    rows = read_rows(path, replace(found.with_columns([city]), target="größe"))
+    assert rows.names == ["age", "city=Zürich", f"city=a{separator}b"]
+    assert rows.X.tolist() == [[31, 0, 1], [32, 1, 0]]
+    assert rows.y[0] == 1.5
+    assert np.isnan(rows.y[1])
+
+
+def test_files_without_a_header(tmp_path):
+    path = tmp_path / "people.data"
+    path.write_text("31, cook, <=50K\n32, ?, >50K\n\n")
+    found = infer_schema(path, header=False)
+    assert [(c.name, c.kind) for c in found.columns] == [
+        ("column1", "number"), ("column2", "category"), ("column3", "category"),
+    ]  # fmt: skip
+    schema = Schema(
+        (
+            Column("age"),
+            Column("job", "category", categories=("cook", "baker")),
+            Column("income", "category", categories=("low", "high"),
+                   aliases={"<=50K": "low", ">50K": "high"}),
+        ),
+        "income", header=False, blanks=("", "?"),
+    )  # fmt: skip
+    rows = read_rows(path, schema)
+    assert rows.X.tolist() == [[31, 1, 0], [32, 0, 0]]
+    assert rows.y.tolist() == [0, 1]
+    path.write_text("31, cook, low\n32, baker, ?\n33, baker, middle\n")
+    assert np.array_equal(read_rows(path, schema).y, [0, np.nan, -1], equal_nan=True)
+    path.write_text("31, cook\n32, baker\n")
+    assert read_rows(path, schema, target=False).X.tolist() == [[31, 1, 0], [32, 0, 1]]
+    path.write_text("31, cook, a, b\n")
+    with pytest.raises(ValueError, match="Expected 3 columns"):
+        read_rows(path, schema)
+
+
+SECRET = "Alice Miller,Berlin,HIV positive\n"
+ROWS_THAT_LOOK_LIKE_NAMES = {
+    "text alone": SECRET + "Bob,Paris,healthy\nEve,Rome,healthy\n" * 100,
+    "one row": SECRET,
+    "a cell occurs again": "Alice Miller,Berlin,unweighed\nBob, Berlin ,70\nEve,Rome,60\n",
+    "missing value": "Alice Miller,Berlin,N/A\nBob,Paris,70\nEve,Rome,60\n",
+    "no numbers, but blanks": "Alice Miller,Berlin,x\nBob,Paris,\nEve,Rome, \n",
+    "twice the same": "Alice Miller,Berlin,Berlin\nBob,Paris,70\n",
+    "a number": "Alice Miller,Berlin,60\nBob,Paris,70\n",
+}
+
+
+@pytest.mark.parametrize("name", ROWS_THAT_LOOK_LIKE_NAMES)
+def test_a_first_line_that_might_be_a_row_is_not_published(tmp_path, name):
+    """Names of columns are public; nor does the refusal say what the line holds."""
+    path = tmp_path / "people.csv"
+    path.write_text(ROWS_THAT_LOOK_LIKE_NAMES[name])
+    with pytest.raises(ValueError, match="privagrad schema TABLE --no-header --names") as refused:
+        infer_schema(path)
+    assert not any(cell in str(refused.value) for cell in ("Alice", "Berlin", "HIV", "60"))
+    names = [column.name for column in infer_schema(path, header=False).columns]
+    assert names == ["column1", "column2", "column3"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "age,city,label\n30,Bern,yes\n40,Rome,no\n",
+        "city,age,weight\nBern,,\nRome,30,\n",
+        "city,yes\nage,0.5\n",
+    ],
+)
+def test_ordinary_headers_need_no_word(tmp_path, text):
+    path = tmp_path / "people.csv"
+    path.write_text(text)
+    assert [c.name for c in infer_schema(path).columns] == text.splitlines()[0].split(",")
+
+
+def test_a_header_over_text_alone_is_the_users_word(tmp_path):
+    path = tmp_path / "people.csv"
+    path.write_text("city,job\nBern,cook\nRome,job\n")
+    found = infer_schema(path, header=True)
+    assert [c.name for c in found.columns] == ["city", "job"]
+    jobs = Column("job", "category", categories=("cook", "job"))
+    schema = replace(found.with_columns([jobs]), target="city")
+    assert count_categories(path, schema, ["city"]) == {"city": Counter({"Bern": 1, "Rome": 1})}
+    assert read_rows(path, schema, target=False).X.tolist() == [[1, 0], [0, 1]]
+
+
+def test_numbers_are_brought_within_bounds_and_blanks_are_filled(tmp_path):
+    path = tmp_path / "people.csv"
+    path.write_text("a,b,c,y\n-5,1,,1\n500,NA,7,2\n inf ,3,8,3\n")
+    schema = Schema(
+        (Column("a", low=0, high=100), Column("b", missing=-1.0), Column("c"), Column("y")),
+        "y", blanks=("", "NA"),
+    )  # fmt: skip
+    assert read_rows(path, schema).X.tolist() == [[0, 1, 0], [100, -1, 7], [100, 3, 8]]
+
+
+def test_rare_one_hot_tables_are_sparse(tmp_path):
+    path = tmp_path / "people.csv"
+    path.write_text("city,age,y\n" + "\n".join(f"c{k % 50},{k},1" for k in range(200)))
+    cities = Column("city", "category", categories=tuple(f"c{k}" for k in range(50)))
+    rows = read_rows(path, Schema((cities, Column("age"), Column("y")), "y"))
+    assert rows.X.nnz <= 400
+    assert np.array_equal(rows.X.toarray().sum(axis=1), 1 + np.arange(200))
+
+
+def test_the_same_categories_in_every_format(tmp_path):
+    frame = pl.DataFrame(
+        {
+            "k": pl.Series(["x", "y", None, "x "], dtype=pl.Categorical),
+            "b": [True, False, None, True],
+            "y": [1, 2, 3, 4],
+        }
+    )
+    columns = (
+        Column("k", "category", categories=("x", "y")),
+        Column("b", "category", categories=("true", "false")),
+        Column("y"),
+    )
+    expected = [[1, 0, 1, 0], [0, 1, 0, 1], [0, 0, 0, 0], [1, 0, 1, 0]]
+    for ending, write in WRITERS.items():
+        path = tmp_path / f"t.{ending}"
+        write(frame, path)
+        separator = "\t" if ending == "tsv" else ","
+        rows = read_rows(path, Schema(columns, "y", separator))
+        assert rows.X.tolist() == expected, ending
+
+
+def test_chunks_are_the_whole_table_in_order(tmp_path, monkeypatch):
+    monkeypatch.setattr("privagrad.data.readers._CHUNK", 1000)
+    path = tmp_path / "long.csv"
+    path.write_text("a,b,y\n" + "\n".join(f"{k},{k % 3},{k}" for k in range(25_000)))
+    schema = Schema(
+        (Column("a"), Column("b", "category", categories=("0", "1", "2")), Column("y")), "y"
+    )
+    parts = list(chunks(path, schema))
+    assert np.array_equal(np.concatenate([part.y for part in parts]), np.arange(25_000))
+    assert np.array_equal(read_rows(path, schema).X[:, 0], np.arange(25_000))
+    counted = count_categories(path, schema, ["b"])
+    assert counted == {"b": Counter({"0": 8334, "1": 8333, "2": 8333})}
+
+
+def test_text_among_numbers_is_told_by_line(tmp_path):
+    path = tmp_path / "people.csv"
+    path.write_text("a,y\n1,2\nx,3\n2,4\n")
+    with pytest.raises(ValueError, match=r"found other text in 1 rows, first in line 3"):
+        read_rows(path, Schema((Column("a"), Column("y")), "y"))
+
+
+def test_a_million_columns(tmp_path):
+    path = tmp_path / "wide.csv"
+    names = [f"c{k}" for k in range(1_000_000)]
+    path.write_text(",".join(names) + "\n")
+    with pytest.raises(ValueError, match="at most 20000 columns"):
+        read_table(path, "c7")
+
+
+@contextmanager
+def clear_errors():
+    """Nothing comes out but errors that say what was expected."""
+    try:
+        yield
+    except (ValueError, TypeError) as error:
+        if not str(error).startswith("Expected"):
+            raise
+
+
+CELLS = st.one_of(
+    st.text(st.characters(exclude_categories=["Cs"]), max_size=12),
+    st.floats(allow_nan=True).map(repr),
+    st.sampled_from(["", "?", '"', "1e999", "-0", "NaN", "0x10", "१२", "\u202e", "a,b", "a;b"]),
+)
+
+
+@given(st.lists(st.lists(CELLS, min_size=1, max_size=5), max_size=6), st.sampled_from(",;\t|"))
+def test_whatever_a_file_holds_it_is_a_table_or_a_clear_error(tmp_path_factory, rows, separator):
+    path = tmp_path_factory.mktemp("fuzz") / "any.csv"
+    text = io.StringIO()
+    csv.writer(text, delimiter=separator).writerows(rows)
+    path.write_text(text.getvalue(), encoding="utf-8", newline="")
+    with clear_errors():
+        found = infer_schema(path)
+        schema = replace(found, target=found.columns[-1].name)
+        unknown = [c.name for c in schema.features if c.kind == "category"]
+        count_categories(path, schema, unknown)
+        read_rows(path, schema)
+
+
+@given(st.binary(max_size=200), st.sampled_from(["csv", "parquet", "arrow", "libsvm"]))
+def test_whatever_bytes_there_are_no_other_error_comes_out(tmp_path_factory, data, ending):
+    path = tmp_path_factory.mktemp("fuzz") / f"any.{ending}"
+    path.write_bytes(data)
+    with clear_errors():
+        read_table(path, "a")

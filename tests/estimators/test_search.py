@@ -1,0 +1,166 @@
+import math
+import warnings
+
+import numpy as np
+import pytest
+from sklearn.base import clone
+
+import privagrad as pg
+from privagrad.privacy.accounting import RENYI_ACCOUNTANT
+from privagrad.privacy.events import GaussianEvent, SelectEvent
+
+CANDIDATES = {"step_size": [1e-4, 1.0], "radius": [0.2, 0.3]}
+
+
+def table(n=3000):
+    rng = np.random.default_rng(0)
+    X = rng.standard_normal((n, 4))
+    return X, (X @ [1, -1, 2, 0] + rng.logistic(size=n) > 0).astype(int)
+
+
+def test_the_better_setting_wins():
+    X, y = table()
+    search = pg.PrivateSearch(
+        pg.PrivateLogisticRegression(), CANDIDATES, epsilon=2.0, random_state=0
+    ).fit(X, y)
+    assert search.best_params_["step_size"] == 1.0
+    assert search.score(X, y) > 0.75
+    assert search.best_score_ == pytest.approx(search.score(X, y), abs=0.1)
+    assert search.predict_proba(X).shape == (3000, 2)
+    assert not hasattr(search, "n_runs_"), "the number of runs must stay secret"
+
+
+def test_one_epsilon_pays_for_all_runs():
+    X, y = table()
+    search = pg.PrivateSearch(pg.PrivateLinearSVC(), CANDIDATES, epsilon=1.0, random_state=1)
+    report = search.fit(X, y).privacy_
+    assert report.accountant == RENYI_ACCOUNTANT
+    assert report.epsilon == pg.PrivacyPlan(report.events).epsilon(report.delta)
+    assert 0.9 < report.epsilon <= 1.0
+    (selection,) = report.events
+    run = search.best_estimator_.privacy_
+    assert selection.events[:-1] == run.events
+    assert selection.events[-1].purpose == "score"
+    assert 0.2 < run.epsilon < 0.6
+
+
+def test_the_score_has_the_noise_of_its_event():
+    from privagrad.estimators.search import _noisy_mean
+    from privagrad.privacy.noise import random_source
+    from tests.statistics import assert_scale
+
+    source, scores = random_source(0), np.full(50, 0.5)
+    draws = [_noisy_mean(scores, GaussianEvent(3.0), source) for _ in range(4000)]
+    assert_scale((np.array(draws) - 0.5) * 50, 3.0)
+
+
+def test_scores_count_from_0_to_1():
+    from privagrad.estimators.search import _noisy_mean
+    from privagrad.privacy.noise import random_source
+
+    wild = np.array([-1e9, 1e9])
+    assert _noisy_mean(wild, GaussianEvent(1e-3), random_source(0)) == pytest.approx(0.5, abs=0.01)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_scores_that_are_not_numbers_count_as_nothing(bad):
+    from privagrad.estimators.search import _noisy_mean
+    from privagrad.privacy.noise import random_source
+
+    scores = np.array([0.5, 0.7, 0.2])
+    event, odd = GaussianEvent(1e-3), np.append(scores, bad)
+    found = _noisy_mean(odd, event, random_source(0))
+    most = 2.4 if bad == np.inf else 1.4  # inf is the best score there is, 1
+    assert found * 4 == pytest.approx(most, abs=0.01)
+
+
+def test_a_search_over_rows_near_the_largest_double_finds_a_model():
+    """Predictions for such rows are NaN: inf - inf."""
+    X = 1e-3 * table(300)[0]
+    X[:40:3] = 1.7e308
+    y = np.random.default_rng(1).standard_normal(300)
+    for seed in range(4):
+        search = pg.PrivateSearch(
+            pg.PrivateHuberRegressor(steps=3), CANDIDATES, epsilon=50.0, mean_runs=1.5,
+            random_state=seed,
+        ).fit(X, y)  # fmt: skip
+        assert search.best_estimator_ is not None
+        assert np.isfinite(search.best_score_)
+
+
+@pytest.mark.filterwarnings("always")
+def test_nothing_shows_how_many_runs_there_were(capfd):
+    """Warnings and progress bars come equally often in short searches and in long ones."""
+    X, y = table(300)
+    shown = set()
+    for seed in range(4):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            pg.PrivateSearch(
+                pg.PrivateLogisticRegression(verbose=True, steps=3), CANDIDATES, epsilon=0.5,
+                mean_runs=6.0, random_state=seed,
+            ).fit(X, y)  # fmt: skip
+        told = [str(warning.message) for warning in caught]
+        assert sum("rows are few" in message for message in told) == 1
+        shown.add((len(told), *capfd.readouterr()))
+    assert len(shown) == 1
+    assert shown.pop()[1:] == ("", "")
+
+
+def test_the_best_model_keeps_its_own_settings():
+    X, y = table(300)
+    search = pg.PrivateSearch(
+        pg.PrivateLogisticRegression(verbose=True, steps=3), CANDIDATES, epsilon=20.0,
+        mean_runs=1.5, random_state=0,
+    ).fit(X, y)  # fmt: skip
+    assert search.best_estimator_.verbose is True
+
+
+def test_more_runs_cost_more_and_one_run_costs_a_run():
+    inner = (GaussianEvent(30.0, 10), GaussianEvent(50.0))
+    epsilons = [
+        pg.PrivacyPlan((SelectEvent(inner, mean),)).epsilon(1e-5) for mean in (1.01, 3, 10, 100)
+    ]
+    assert epsilons == sorted(epsilons)
+    assert epsilons[0] > pg.PrivacyPlan(inner).epsilon(1e-5)
+
+
+def test_a_selection_composes_with_other_releases():
+    select = SelectEvent((GaussianEvent(30.0, 10),), 5.0)
+    alone = pg.PrivacyPlan((select,)).epsilon(1e-5)
+    both = pg.PrivacyPlan((GaussianEvent(20.0), select)).epsilon(1e-5)
+    assert both > alone
+    plan = pg.PrivacyPlan((select,))
+    assert plan.delta(alone) == pytest.approx(1e-5, rel=0.1)
+    fixed = SelectEvent((GaussianEvent(1.0, 1, "with_replacement", 100, 10),), 5.0)
+    with pytest.raises(ValueError, match="beside a selection"):
+        pg.PrivacyPlan((fixed,)).epsilon(1e-5)
+
+
+def test_papernot_and_steinkes_bound_by_hand():
+    """Theorem 2 at η = 1: ε(λ) + 2 (1 - 1/λ̂) ε(λ̂) + 2 log(1/γ)/λ̂ + log E[K]/(λ - 1), ε = λ/2z².
+
+    γ = 1/mean for the geometric distribution; the best λ and λ̂ over a grid, then to (ε, δ).
+    """
+    noise, mean, delta = 20.0, 10.0, 1e-5
+    orders = np.geomspace(1.01, 2000, 400)
+    renyi = orders / (2 * noise**2)
+    price = np.min(2 * (1 - 1 / orders) * renyi + 2 * math.log(mean) / orders)
+    total = renyi + price + math.log(mean) / (orders - 1)
+    by_hand = np.min(total + np.log1p(-1 / orders) - np.log(delta * orders) / (orders - 1))
+    found = pg.PrivacyPlan((SelectEvent((GaussianEvent(noise),), mean),)).epsilon(delta)
+    assert found == pytest.approx(by_hand, rel=0.05)
+
+
+def test_candidates_must_not_change_what_is_released():
+    X, y = table(300)
+    estimator = pg.PrivateLogisticRegression()
+    with pytest.raises(ValueError, match="release the same"):
+        pg.PrivateSearch(estimator, {"steps": [10, 20]}).fit(X, y)
+    with pytest.raises(ValueError, match="found none"):
+        pg.PrivateSearch(estimator, {}).fit(X, y)
+    with pytest.raises(TypeError, match="privagrad's estimators"):
+        pg.PrivateSearch(object(), CANDIDATES).fit(X, y)
+    with pytest.raises(ValueError, match="mean_runs > 1"):
+        pg.PrivateSearch(estimator, CANDIDATES, mean_runs=1).fit(X, y)
+    assert clone(pg.PrivateSearch(estimator, CANDIDATES)).candidates == CANDIDATES

@@ -1,0 +1,324 @@
+"""The language model: texts as examples, perplexity, and runs that can be resumed."""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import itertools
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from typer.testing import CliRunner
+
+from privagrad.cli import app
+from privagrad.experiments import downloads
+from privagrad.experiments.language import runs as experiment
+from privagrad.experiments.language import training
+from privagrad.experiments.language import tuning as language_tuning
+from privagrad.experiments.language.corpus import Sequences, Vocabulary, read_tokens
+from privagrad.experiments.language.model import LanguageModel, perplexity
+from privagrad.experiments.language.tables import COLUMNS, interval
+from privagrad.experiments.language.training import Setting, Texts, _factors, train
+from privagrad.experiments.language.tuning import read_trials
+from privagrad.experiments.tuning import Rung, halve, ladder
+from privagrad.privacy.accounting import PrivacyPlan
+from privagrad.privacy.events import GaussianEvent
+
+WORDS = ["the", "cat", "saw", "a", "dog", "and", "ran", "away", "from", "it", "."]
+
+
+def story(lines: int, seed: int) -> str:
+    generator = torch.Generator().manual_seed(seed)
+    picks = torch.randint(0, len(WORDS), (lines, 12), generator=generator)
+    # Each word is often followed by the next one in the list: something to learn.
+    picks[:, 1::2] = (picks[:, ::2] + 1) % len(WORDS)
+    return "\n".join(" ".join(WORDS[i] for i in row) for row in picks.tolist())
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    data = tmp_path / "data"
+    (data / "public").mkdir(parents=True)
+    (data / "train.txt").write_text(story(1200, 0), encoding="utf-8")
+    (data / "valid.txt").write_text(story(40, 1), encoding="utf-8")
+    (data / "public" / "wiki.txt").write_text(story(150, 2), encoding="utf-8")
+    return data
+
+
+def test_examples_are_windows_of_the_stream() -> None:
+    stream = torch.arange(75)
+    data = Sequences(stream, 35)
+    assert len(data) == 2
+    words, following = data[1]
+    assert words.tolist() == list(range(35, 70))
+    assert following.tolist() == list(range(36, 71))
+
+
+def test_the_vocabulary_has_the_frequent_words_and_one_for_others() -> None:
+    words = Vocabulary.of(["a", "a", "a", "b", "b", "c", "<unk>", "<unk>", "<unk>", "<unk>"], 3)
+    assert words.numbers == {"<unk>": 0, "a": 1, "b": 2}
+    assert words.encode(["b", "c", "a"]).tolist() == [2, 0, 1]
+
+
+def test_the_papers_sizes() -> None:
+    assert sum(p.numel() for p in LanguageModel(8000).parameters()) == 2_160_320
+
+
+@pytest.mark.parametrize("carried", [True, False])
+def test_perplexity_is_that_of_the_definition(carried: bool) -> None:
+    torch.manual_seed(0)
+    model = LanguageModel(9, 6)
+    stream = torch.randint(0, 9, (128 * 35 + 150,))
+    inputs, targets = stream[None, :-1], stream[1:]
+    with torch.no_grad():
+        if carried:
+            logits = model.decoder(model.lstm(model.embedding(inputs))[0])[0]
+        else:
+            parts = model.embedding(inputs).split(35, 1)
+            logits = torch.cat([model.decoder(model.lstm(part)[0]) for part in parts], 1)[0]
+        expected = math.exp(float(F.cross_entropy(logits, targets)))
+    assert perplexity(model, stream, carried) == pytest.approx(expected, rel=1e-4)
+
+
+def test_schedules() -> None:
+    assert _factors("constant", 3) == [1.0, 1.0, 1.0]
+    assert _factors("linear", 4) == [1.0, 0.75, 0.5, 0.25]
+    warm = _factors("warm-up", 20)
+    assert warm[:2] == [0.5, 1.0]
+    assert warm[-1] == pytest.approx(1 / 18)
+
+
+def texts(folder: Path) -> Texts:
+    return experiment.read_texts(folder, folder / "public", quick=True)
+
+
+@pytest.mark.parametrize(
+    "method",
+    ["dp-sgd", "pagan", "pasan", "sgd", "dp-sgd+words", "pagan+words", "pasan+words"],
+)
+def test_every_method_learns_something(folder: Path, method: str, tmp_path: Path) -> None:
+    sizes = {"dp-sgd": 8.0, "pagan": 0.3, "pasan": 0.05, "sgd": 8.0}
+    step_size = sizes[method.removesuffix("+words")]
+    setting = Setting(method, 8.0, step_size, epochs=3, batch_size=20, width=16)
+    result = train(setting, texts(folder), tmp_path / "runs" / method)
+    assert result["valid_perplexity"] < 12.5  # 13 kinds of words: 13 before training
+    if setting.private:
+        assert 7.5 < result["epsilon_spent"] <= 8.0
+
+
+def test_a_trial_has_the_noise_and_the_steps_of_its_run(folder: Path, tmp_path: Path) -> None:
+    data = texts(folder)
+    setting = Setting("dp-sgd", 4.0, 4.0, epochs=2, batch_size=40, width=8)
+    run = training._Training(setting, data, tmp_path / "run")
+    trial = training._Training(replace(setting, sample=5), data, tmp_path / "trial")
+    noise = [
+        t.optimizer.noise_multiplier * t.optimizer.max_grad_norm / t.optimizer.expected_batch_size
+        for t in (run, trial)
+    ]
+    assert noise[1] == pytest.approx(noise[0], rel=1e-12)
+    assert trial.optimizer.expected_batch_size == 5
+    assert (trial.steps, trial.lengths) == (run.steps, run.lengths)
+    result = train(replace(setting, sample=5), data, tmp_path / "trial")
+    assert result["noise_multiplier"] == run.optimizer.noise_multiplier
+    assert result["epsilon_spent"] == math.inf  # a trial is not private, and says so
+    assert not (tmp_path / "trial").exists()
+    # Without noise there is nothing to keep but the size of steps.
+    plain = training._Training(
+        Setting("sgd", math.inf, 4.0, epochs=2, batch_size=40, width=8, sample=5), data, tmp_path
+    )
+    assert plain.steps == math.ceil(run.steps / 8)
+    assert plain.loader.batch_size == 40
+
+
+def test_trials_of_the_command_compare_shaped_noise_with_the_ball(
+    folder: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    command = ["reproduce", "table1", "--data-dir", str(folder), "--quick", "--epochs", "1"]
+    command += ["--public-dir", str(folder / "public"), "--out", str(out), "--epsilons", "3"]
+    done = CliRunner().invoke(app, [*command, "--methods", "dp-sgd,pasan", "--sample", "5"])
+    assert done.exit_code == 0, done.output
+    assert "against DP-SGD" not in (out / "table1.md").read_text()  # one seed has no interval
+    more = ["--methods", "dp-sgd,pasan", "--sample", "5", "--seeds", "2"]
+    assert CliRunner().invoke(app, [*command, *more]).exit_code == 0
+    with (out / "table1.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["epsilon_spent"] for row in rows] == ["inf"] * 4
+    seen = {(row["method"], row["seed"]): float(row["valid_perplexity"]) for row in rows}
+    rises = [100 * (seen["pasan", s] / seen["dp-sgd", s] - 1) for s in "01"]
+    table = (out / "table1.md").read_text()
+    assert f"PASAN against DP-SGD at epsilon 3: {sum(rises) / 2:+.1f} %" in table
+    assert "Not private" in table
+
+
+def test_without_privacy_the_mean_gradient_is_bounded(folder: Path, tmp_path: Path) -> None:
+    setting = Setting("sgd", math.inf, 1.0, radius=1e-3, epochs=1, batch_size=40, width=8)
+    run = training._Training(setting, texts(folder), tmp_path)
+    before = nn.utils.parameters_to_vector(run.model.parameters()).detach().clone()
+    run.epoch(None)
+    moved = nn.utils.parameters_to_vector(run.model.parameters()).detach() - before
+    assert 0 < float(moved.norm()) <= 1e-3 * sum(run.lengths) * 1.01
+
+
+def test_intervals_are_students() -> None:
+    middle, half = interval([1.0, 2.0, 3.0])
+    assert middle == 2.0
+    assert half == pytest.approx(4.3027 / math.sqrt(3), rel=1e-4)
+
+
+def test_batches_in_parts_are_the_same_run(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = texts(folder)
+    setting = Setting("dp-sgd", 4.0, 4.0, epochs=1, batch_size=40, width=8)
+    whole = train(setting, data, tmp_path / "whole")
+    monkeypatch.setattr(training, "_TOGETHER", 7)
+    parts = train(setting, data, tmp_path / "parts")
+    assert parts["valid_perplexity"] == pytest.approx(whole["valid_perplexity"], rel=1e-3)
+    assert parts["epsilon_spent"] == whole["epsilon_spent"]
+    assert parts["steps_made"] == whole["steps_made"]
+
+
+@pytest.mark.parametrize("share", [2 / 3, 3 / 4])
+def test_a_run_goes_on_after_its_last_epoch(folder: Path, tmp_path: Path, share: float) -> None:
+    """What was released after it and lost with the process is paid all the same."""
+    data = texts(folder)
+    setting = Setting("dp-sgd", 4.0, 2.0, epochs=3, batch_size=20, width=8)
+
+    class Killed(Exception):
+        pass
+
+    def kill(step: int, total: int, perplexity: float, epsilon: float) -> None:
+        if step >= share * total:
+            raise Killed
+
+    with pytest.raises(Killed):
+        train(setting, data, tmp_path / "run", kill)
+    result = train(setting, data, tmp_path / "run")
+    assert len(result["valid_curve"]) == 3
+    assert (result["epsilon_spent"] <= 4.0) == (share == 2 / 3)
+
+
+def test_the_command_writes_table_and_figure(folder: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    command = ["reproduce", "table1", "--data-dir", str(folder), "--quick", "--epochs", "1"]
+    command += ["--public-dir", str(folder / "public"), "--out", str(out), "--epsilons", "3"]
+    done = CliRunner().invoke(app, [*command, "--methods", "dp-sgd,pagan,sgd"])
+    assert done.exit_code == 0, done.output
+    assert "no test.txt" in done.output
+    header, *rows = (out / "table1.csv").read_text().splitlines()
+    assert header == ",".join(COLUMNS)
+    assert [row.split(",")[0] for row in rows] == ["dp-sgd", "pagan", "sgd"]
+    table = (out / "table1.md").read_text()
+    assert "238.44" in table
+    assert "not to be compared" in table
+    assert (out / "figure2.png").stat().st_size > 1000
+    # Finished runs are read, not made again.
+    results = sorted(out.glob("runs-*/*/result.json"))
+    changed = json.loads(results[0].read_text()) | {"valid_perplexity": 77.0}
+    results[0].write_text(json.dumps(changed))
+    again = CliRunner().invoke(app, [*command, "--methods", "dp-sgd,pagan,sgd"])
+    assert "77.0" in again.output
+
+
+def test_ladders_fit_into_the_time_and_end_with_three() -> None:
+    for minutes in (1, 5, 20, 100, 1000):
+        rungs = ladder(60 * minutes, 0.5, 1673, 30)
+        assert rungs[-1].candidates == 3
+        assert rungs[-1].size <= 1673
+        assert rungs[0].size >= 30
+        assert sum(rung.candidates * rung.size for rung in rungs) * 0.5 <= 60 * minutes
+    assert [rung.candidates for rung in ladder(6000, 0.5, 1673, 30)] == [27, 9, 3]
+    with pytest.raises(ValueError, match="minutes of tuning"):
+        ladder(30, 0.5, 1673, 30)
+
+
+def test_halving_finds_the_best_and_spends_most_on_the_good() -> None:
+    asked: list[tuple[int, int]] = []
+
+    def score(candidate: int, rung: int, size: int) -> float:
+        asked.append((candidate, size))
+        # Small trials flatter candidate 0.
+        return candidate if size > 10 or candidate else -1.0
+
+    rungs = [Rung(9, 10), Rung(3, 30)]
+    assert halve([5, 3, 0, 8, 7, 2, 9, 6, 4, 1], rungs, score) == 0
+    assert [c for c, size in asked if size == 30] == [0, 2, 3]
+    assert len(asked) == 12
+
+
+def test_tuning_is_logged_and_its_price_is_named(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(language_tuning, "LEAST", 3)
+    # A clock of its own: how many trials fit must not depend on the machine.
+    ticks = itertools.count()
+    monkeypatch.setattr(training, "time", SimpleNamespace(monotonic=lambda: 1.5 * next(ticks)))
+    out = tmp_path / "out"
+    command = ["reproduce", "table1", "--data-dir", str(folder), "--quick", "--epochs", "2"]
+    command += ["--out", str(out), "--epsilons", "3", "--methods", "dp-sgd", "--tune", "0.15"]
+    done = CliRunner().invoke(app, command)
+    assert done.exit_code == 0, done.output
+    trials = read_trials(out / "tuning.csv")
+    assert len(trials) == 4  # one to find the pace, and three candidates
+    chosen = min((t for t in trials if t.rung == trials[-1].rung), key=lambda t: t.valid_perplexity)
+    row = (out / "table1.csv").read_text().splitlines()[1].split(",")
+    assert float(row[4]) == chosen.step_size
+    assert float(row[5]) == chosen.radius
+    # The price is that of as many private runs.
+    examples = len(Sequences(texts(folder).train))
+    steps = (len(trials) + 1) * 2 * math.ceil(examples / 50)
+    run = GaussianEvent(trials[0].noise_multiplier, steps, "poisson", examples, 50)
+    expected = PrivacyPlan((run,)).epsilon(1e-5)
+    assert f"epsilon {expected:.3g} in place of 3" in (out / "table1.md").read_text()
+    # Trials in the log are not made again.
+    assert CliRunner().invoke(app, command).exit_code == 0
+    assert read_trials(out / "tuning.csv") == trials
+
+
+def test_recipes_grow_with_the_batch() -> None:
+    for name, recipe in experiment.RECIPES.items():
+        plan = experiment.Plan((name,), (2.0,))
+        (own,) = experiment.settings_of(plan)
+        (larger,) = experiment.settings_of(replace(plan, batch_size=4 * own.batch_size))
+        assert own.batch_size == recipe.batch_size(3.0 if own.private else math.inf)
+        assert larger.batch_size == 4 * own.batch_size
+        growth = {"dp-sgd": 4.0, "pasan": 1.0, "pagan": 1.0}.get(own.kind, 2.0)
+        assert larger.step_size == pytest.approx(growth * own.step_size)
+
+
+def test_word_frequencies_need_public_text(folder: Path, tmp_path: Path) -> None:
+    command = ["reproduce", "table1", "--data-dir", str(folder), "--quick", "--out", str(tmp_path)]
+    done = CliRunner().invoke(app, [*command, "--methods", "dp-sgd+words"])
+    assert done.exit_code == 2
+    assert "--public-dir" in done.output
+
+
+def test_missing_data_says_what_to_do(tmp_path: Path) -> None:
+    for extra in ([], ["--data-dir", str(tmp_path)]):
+        done = CliRunner().invoke(app, ["reproduce", "table1", *extra])
+        assert done.exit_code == 2
+        assert "Traceback" not in done.output
+
+
+def test_downloads_are_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = tmp_path / "source"
+    source.mkdir()
+    sums = {}
+    for name in ("train.txt", "valid.txt"):
+        (source / name).write_text(f"words of {name}\n")
+        sums[name] = hashlib.sha256((source / name).read_bytes()).hexdigest()
+    monkeypatch.setattr(downloads, "SHA256", sums)
+    downloads.fetch_wikitext2(tmp_path / "got", source.as_uri())
+    assert read_tokens(tmp_path / "got" / "train.txt")[:2] == ["words", "of"]
+    (source / "train.txt").write_text("something else\n")
+    with pytest.raises(OSError, match="SHA-256"):
+        downloads.fetch_wikitext2(tmp_path / "other", source.as_uri())
+    assert not (tmp_path / "other" / "train.txt").exists()

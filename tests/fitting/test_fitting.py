@@ -1,0 +1,364 @@
+"""A fit and its budget: what is released is reserved first, whenever the process is killed."""
+
+import gc
+import hashlib
+import multiprocessing
+import os
+import sqlite3
+import stat
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+import pytest
+
+from privagrad.data.models import load_model, save_model
+from privagrad.data.schema import Column, Schema
+from privagrad.fitting import FitRequest, fingerprint, prepare, run
+from privagrad.linear import Choices
+from privagrad.privacy.accounting import PrivacyPlan
+from privagrad.privacy.events import GaussianEvent
+from privagrad.privacy.ledger import BudgetError, Ledger
+from privagrad.privacy.mechanism import GaussianSum
+from tests import killing
+
+
+def libsvm(path: Path, n: int = 800) -> Path:
+    rng = np.random.default_rng(0)
+    x = rng.random((n, 5)) < 0.4
+    y = np.where(x[:, 0], 1, -1)
+    path.write_text(
+        "\n".join(
+            f"{label} " + " ".join(f"{j + 1}:1" for j in np.flatnonzero(row))
+            for label, row in zip(y, x, strict=True)
+        )
+    )
+    return path
+
+
+def request(folder: Path, epsilon: float = 0.5, **others) -> FitRequest:
+    return FitRequest(
+        libsvm(folder / "rows.libsvm"), None, epsilon, classes=("-1", "1"),
+        choices=Choices(steps=20), **others,
+    )  # fmt: skip
+
+
+def test_everything_released_was_reserved_before(tmp_path, monkeypatch):
+    """At each release the ledger already holds the run; afterwards it holds exactly its events."""
+    ledger = Ledger(tmp_path / "ledger.db")
+    ledger.create("rows", 2.0, 1e-5)
+    seen = []
+    real = GaussianSum.release
+
+    def watched(self, *arguments):
+        seen.append(ledger.account("rows").spent)
+        return real(self, *arguments)
+
+    monkeypatch.setattr(GaussianSum, "release", watched)
+    asked = replace(request(tmp_path, 1.9), classes=None, dataset="rows", ledger=ledger)
+    job = prepare(asked)
+    assert seen == []
+    assert ledger.history("rows") == []
+    model = run(job, tmp_path / "m.model", False)
+    releases = sum(event.count for event in job.events)
+    assert len(seen) >= releases  # repeated trainings on made-up rows release nothing private
+    assert min(seen) == pytest.approx(job.epsilon)
+    [entry] = ledger.account("rows").runs
+    assert (entry.state, entry.events) == ("finished", job.events)
+    assert model.made["run"] == entry.name
+    assert model.privacy["epsilon"] == pytest.approx(PrivacyPlan(job.events).epsilon(1e-5))
+    assert model.privacy["delta"] == 1e-5
+
+
+def test_a_fit_that_fails_stays_charged(tmp_path, monkeypatch):
+    ledger = Ledger(tmp_path / "ledger.db")
+    ledger.create("rows", 2.0, 1e-5)
+    job = prepare(request(tmp_path, dataset="rows", ledger=ledger))
+
+    def full_disk(*_):
+        raise OSError("no space left")
+
+    monkeypatch.setattr("privagrad.fitting.fit.save_model", full_disk)
+    with pytest.raises(OSError, match="no space"):
+        run(job, tmp_path / "m.model", False)
+    [entry] = ledger.account("rows").runs
+    assert (entry.state, entry.events) == ("finished", job.events)
+
+
+def test_a_run_that_was_given_back_while_alive_saves_no_model(tmp_path, monkeypatch):
+    """Whenever it is given back, the run ends charged, and nobody gets its results."""
+    for name in ("first release", "last release"):
+        ledger = Ledger(tmp_path / f"{name}.db")
+        ledger.create("rows", 2.0, 1e-5)
+        job = prepare(request(tmp_path, dataset="rows", ledger=ledger))
+        real, count = GaussianSum.release, 0
+        last = sum(event.count for event in job.events)
+        when = 1 if name == "first release" else last
+
+        def release(self, *arguments, real=real, when=when, ledger=ledger):
+            nonlocal count
+            count += 1
+            if count == when:
+                [entry] = ledger.account("rows").runs
+                ledger.release(entry.name, "taken for dead")
+            return real(self, *arguments)
+
+        with monkeypatch.context() as patched:
+            patched.setattr(GaussianSum, "release", release)
+            with pytest.raises(BudgetError, match="given back"):
+                run(job, tmp_path / "m.model", False)
+        assert not (tmp_path / "m.model").exists()
+        [entry] = ledger.account("rows").runs
+        assert (entry.state, entry.events) == ("finished", job.events)
+
+
+def test_a_finished_run_cannot_be_given_back_while_its_model_is_saved(tmp_path, monkeypatch):
+    ledger = Ledger(tmp_path / "ledger.db")
+    ledger.create("rows", 2.0, 1e-5)
+    job = prepare(request(tmp_path, dataset="rows", ledger=ledger))
+
+    def save(model, path):
+        with pytest.raises(ValueError, match="finished"):
+            ledger.release(model.made["run"], "taken for dead")
+        save_model(model, path)
+
+    monkeypatch.setattr("privagrad.fitting.fit.save_model", save)
+    run(job, tmp_path / "m.model", False)
+    assert load_model(tmp_path / "m.model").made["run"] == ledger.account("rows").runs[0].name
+
+
+@pytest.mark.parametrize("opened", [True, False])
+@pytest.mark.parametrize("ending", ["libsvm", "csv", "parquet"])
+def test_the_rows_that_are_fitted_are_those_of_the_fingerprint(
+    tmp_path, monkeypatch, ending, opened
+):
+    """The file is exchanged as soon as its fingerprint is known; nothing of it is read any more."""
+    path = tmp_path / f"rows.{ending}"
+    table = pl.DataFrame({"x": np.linspace(-1, 1, 600), "y": np.linspace(0, 1, 600)})
+
+    def write(frame):
+        if ending == "libsvm":
+            path.write_text("\n".join(f"{y} 1:{x}" for x, y in frame.iter_rows()))
+        elif ending == "csv":
+            frame.write_csv(path)
+        else:
+            frame.write_parquet(path)
+
+    write(table)
+    ledger = Ledger(tmp_path / "ledger.db")
+    content = fingerprint(path)
+    ledger.create("rows", 2.0, 1e-5, content if opened else None)
+    real = hashlib.file_digest
+
+    def then_exchanged(*arguments):
+        found = real(*arguments)
+        write(table.head(7))
+        return found
+
+    monkeypatch.setattr(hashlib, "file_digest", then_exchanged)
+    target = None if ending == "libsvm" else "y"
+    asked = FitRequest(path, target, 1.0, loss="huber", dataset="rows", ledger=ledger)
+    job = prepare(asked)
+    assert job.n == 600
+    copy = job.request.table
+    assert run(job, tmp_path / "m.model", False).made["rows"] == 600
+    assert not copy.exists()
+    assert path.exists()
+    assert ledger.owners(content) == ["rows"]
+    if opened:
+        with pytest.raises(ValueError, match="other content"):
+            prepare(asked)
+
+
+def test_copies_of_rows_do_not_outlive_a_job(tmp_path):
+    ledger = Ledger(tmp_path / "ledger.db")
+    asked = request(tmp_path, dataset="rows", ledger=ledger)
+    ledger.create("rows", 2.0, 1e-5, fingerprint(asked.table))
+    job = prepare(asked)
+    folder = job.request.table.parent
+    assert folder != tmp_path
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    del job
+    gc.collect()
+    assert not folder.exists()
+
+
+def test_content_with_a_budget_is_paid_by_no_other_one(tmp_path):
+    ledger = Ledger(tmp_path / "ledger.db")
+    asked = request(tmp_path, dataset="rows", ledger=ledger)
+    ledger.create("rows", 2.0, 1e-5, fingerprint(asked.table))
+    ledger.create("unmarked", 2.0, 1e-5)
+    with pytest.raises(ValueError, match=r"'unmarked' beside 'rows'.* --dataset rows"):
+        prepare(replace(asked, dataset="unmarked"))
+    prepare(asked)
+    # Version 0.1.0 could open two budgets for one content.
+    with sqlite3.connect(ledger.path) as db:
+        db.execute(
+            "INSERT INTO datasets SELECT 'twin', at, user, epsilon, delta, fingerprint "
+            "FROM datasets WHERE name = 'rows'"
+        )
+    db.close()
+    for name in ("rows", "twin"):
+        with pytest.raises(ValueError, match="only budget"):
+            prepare(replace(asked, dataset=name))
+
+
+def test_content_that_a_budget_has_paid_for_is_paid_by_no_other_one(tmp_path):
+    """None of the budgets was opened for the file: the first fit makes it that budget's."""
+    ledger = Ledger(tmp_path / "ledger.db")
+    for name in ("first", "second", "late"):
+        ledger.create(name, 2.0, 1e-5)
+    asked = request(tmp_path, dataset="first", ledger=ledger)
+    late = prepare(replace(asked, dataset="late"))  # when nothing is charged yet
+    run(prepare(asked), tmp_path / "first.model", False)
+    with pytest.raises(ValueError, match=r"'second' beside 'first'.* --dataset first"):
+        prepare(replace(asked, dataset="second"))
+    with pytest.raises(ValueError, match=r"'late' beside 'first'.* --dataset first"):
+        run(late, tmp_path / "late.model", False)
+    with pytest.raises(ValueError, match=r"'first' in .* has paid for it"):
+        ledger.create("bound", 2.0, 1e-5, fingerprint(asked.table))
+    assert not (tmp_path / "late.model").exists()
+    assert ledger.history("second") == ledger.history("late") == []
+    run(prepare(asked), tmp_path / "again.model", False)
+    asked.table.write_text(asked.table.read_text() + "\n1 1:1")
+    prepare(replace(asked, dataset="second"))  # another content
+
+
+def test_budgets_that_change_between_plan_and_run_are_seen(tmp_path):
+    ledger = Ledger(tmp_path / "ledger.db")
+    ledger.create("rows", 0.6, 1e-5)
+    job = prepare(request(tmp_path, dataset="rows", ledger=ledger))
+    ledger.reserve("rows", [GaussianEvent(9.0)], "someone else")
+    with pytest.raises(BudgetError, match="largest epsilon that fits"):
+        run(job, tmp_path / "m.model", False)
+    assert not (tmp_path / "m.model").exists()
+    assert len(ledger.account("rows").runs) == 1
+
+
+@pytest.mark.filterwarnings("ignore:800 rows are few")
+def test_what_a_refusal_says_would_fit_does_fit(tmp_path):
+    """Also for runs on small batches, which cost more as later runs than a Gaussian query does."""
+    ledger = Ledger(tmp_path / "ledger.db")
+    ledger.create("rows", 1.0, 1e-5)
+    ledger.reserve("rows", [GaussianEvent(9.0)], "someone else")
+    asked = request(tmp_path, 0.75, dataset="rows", ledger=ledger)
+    asked = replace(asked, choices=Choices(steps=20, batch_size=8))
+    with pytest.raises(BudgetError) as refused:
+        run(prepare(asked), tmp_path / "m.model", False)
+    largest = float(str(refused.value).split("that fits is about ")[1].split(". ")[0])
+    assert largest > 0.7
+    run(prepare(replace(asked, epsilon=largest)), tmp_path / "m.model", False)
+    assert 0.95 < ledger.account("rows").spent <= 1.0
+
+
+def test_rare_labels_and_blanks_teach_nothing(tmp_path):
+    """Labels of a handful of rows are not discovered; their rows count, and change nothing else."""
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal(4000)
+    label = np.where(x > 0, "yes", "no").astype(object)
+    label[:3], label[3:6] = "maybe", None
+    pl.DataFrame({"x": x, "label": label.tolist()}).write_csv(tmp_path / "t.csv")
+    schema = Schema((Column("x", low=-4, high=4), Column("label", "category")), "label")
+    job = prepare(FitRequest(tmp_path / "t.csv", None, 2.0, schema=schema, seed=0))
+    assert job.n == 4000
+    assert not any("labels" in fact for fact in job.public)
+    model = run(job, tmp_path / "m.model", False)
+    assert model.classes == ["no", "yes"]
+    assert model.evaluation["score"] > 0.9
+    stated = schema.with_columns([replace(schema.column("label"), categories=("no", "yes"))])
+    with pytest.raises(ValueError, match=r"another one in row 1 \(3 such rows"):
+        prepare(FitRequest(tmp_path / "t.csv", None, 2.0, schema=stated))
+
+
+def test_known_bounds_cost_fewer_releases(tmp_path):
+    frame = pl.DataFrame({"a": np.arange(500.0), "b": np.arange(500.0)})
+    frame.write_csv(tmp_path / "t.csv")
+    purposes = {}
+    for name, high in (("open", None), ("bounded", 500.0)):
+        schema = Schema((Column("a", low=0.0, high=high), Column("b", low=0.0, high=high)), "b")
+        job = prepare(FitRequest(tmp_path / "t.csv", None, 2.0, schema=schema))
+        purposes[name] = [event.purpose for event in job.events]
+        assert job.epsilon <= 2.0
+    assert purposes["bounded"] == ["moments", "target's moments", "row norms", "evaluation",
+                                   "gradients"]  # fmt: skip
+    assert len(purposes["open"]) == 11
+
+
+def test_a_fingerprint_is_that_of_the_bytes(tmp_path):
+    (tmp_path / "a").write_bytes(b"abc")
+    assert fingerprint(tmp_path / "a") == (
+        "sha256:ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
+    )
+
+
+def _race(folder: Path, number: int) -> None:
+    ledger = Ledger(folder / "ledger.db")
+    try:
+        job = prepare(request(folder / str(number), 0.5, dataset="rows", ledger=ledger))
+        run(job, folder / f"{number}.model", False)
+    except BudgetError:
+        sys.exit(3)
+
+
+def test_fits_race_for_one_budget(tmp_path):
+    ledger = Ledger(tmp_path / "ledger.db")
+    ledger.create("rows", 0.8, 1e-5)
+    for number in range(4):
+        (tmp_path / str(number)).mkdir()
+    context = multiprocessing.get_context("spawn")
+    racers = [context.Process(target=_race, args=(tmp_path, number)) for number in range(4)]
+    for racer in racers:
+        racer.start()
+    for racer in racers:
+        racer.join()
+    codes = sorted(racer.exitcode or 0 for racer in racers)
+    assert set(codes) == {0, 3}
+    account = ledger.account("rows")
+    assert account.spent <= 0.8
+    assert len(account.runs) == codes.count(0) == len(list(tmp_path.glob("*.model")))
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="kills forked processes")
+def test_killed_at_any_moment_nothing_is_forgotten(tmp_path):
+    """SIGKILL before and after every statement, release and write between reading and saving."""
+    template = tmp_path / "template"
+    template.mkdir()
+    libsvm(template / "rows.libsvm", 800)
+    killing.made_ledger(template)
+    planned = prepare(killing.request(template)).events
+    seen = set()
+    folders = killing.kill_everywhere("fit", template, tmp_path / "out")
+    for folder in folders:
+        ledger, model = Ledger(folder / "ledger.db"), folder / "rows.model"
+        assert killing.ledger_is_intact(ledger.path)
+        runs = ledger.account("rows").runs
+        state = runs[0].state if runs else "nothing"
+        assert len(runs) <= 1
+        assert all(entry.events == planned for entry in runs)
+        if (folder / "released").exists():
+            assert runs
+        if model.exists():
+            assert state == "finished"
+            assert load_model(model).made["run"] == runs[0].name
+        found = (state, (folder / "released").exists(), model.exists())
+        if found not in seen:  # whoever comes next finds a ledger that works
+            ledger.reserve("rows", [GaussianEvent(20.0)], "the next one")
+        seen.add(found)
+    assert seen == {
+        ("nothing", False, False),
+        ("reserved", False, False),
+        ("reserved", True, False),
+        ("finished", True, False),
+        ("finished", True, True),
+    }
+    names = {folder.name.split(" ", 1)[1] for folder in folders}
+    assert names >= {
+        f"{when} {what}"
+        for when in ("before", "after")
+        for what in (
+            "BEGIN IMMEDIATE", "INSERT INTO history", "COMMIT", "release", "writestr", "fsync",
+            "replace", "save_model", "read_libsvm", "copyfile", "file_digest", "rmtree",
+        )
+    }  # fmt: skip

@@ -1,0 +1,152 @@
+import numpy as np
+import pandas as pd
+import polars as pl
+import pytest
+from scipy import sparse
+
+from privagrad.glm.rows import DenseRows, SparseRows, as_rows, as_targets
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_floats_in_c_order_and_canonical_csr_are_not_copied(dtype):
+    X = np.arange(6, dtype=dtype).reshape(3, 2)
+    assert np.shares_memory(as_rows(X).array, X)
+    matrix = sparse.csr_array(X)
+    assert np.shares_memory(as_rows(matrix).data, matrix.data)
+
+
+@pytest.mark.parametrize(
+    "X",
+    [
+        [[1, 2], [3, 4]],
+        np.array([[1, 2], [3, 4]], dtype=np.int8),
+        np.asfortranarray([[1.0, 2.0], [3.0, 4.0]]),
+        pd.DataFrame({"a": [1, 3], "b": [2.0, 4.0]}),
+        pl.DataFrame({"a": [1, 3], "b": [2.0, 4.0]}),
+        sparse.coo_matrix([[1.0, 2.0], [3.0, 4.0]]),
+        sparse.csc_array([[1, 2], [3, 4]]),
+    ],
+    ids=lambda X: type(X).__name__,
+)
+def test_all_kinds_of_tables_become_the_same_rows(X):
+    rows = as_rows(X)
+    assert rows.shape == (2, 2)
+    assert rows.margins(np.array([1.0, 10.0])).tolist() == [21.0, 43.0]
+
+
+def test_a_frame_of_float32_stays_float32():
+    assert as_rows(pd.DataFrame({"a": np.float32([1]), "b": np.float32([2])})).array.dtype == "f4"
+
+
+def test_entries_stored_twice_are_summed_even_if_the_flag_says_otherwise():
+    """Two entries 3 and 3 at one place are a 6: their norm is 6, not sqrt(18)."""
+    matrix = sparse.csr_array((np.array([3.0, 3.0]), np.array([1, 1]), np.array([0, 2])), (1, 2))
+    matrix.has_canonical_format = True
+    rows = as_rows(matrix)
+    assert rows.data.tolist() == [6.0]
+    assert matrix.data.tolist() == [3.0, 3.0], "the user's matrix stays as it was"
+
+
+def test_columns_out_of_order_are_sorted():
+    matrix = sparse.csr_array((np.array([3.0, 5.0]), np.array([1, 0]), np.array([0, 2])), (1, 2))
+    rows = as_rows(matrix)
+    assert rows.indices.tolist() == [0, 1]
+    assert rows.data.tolist() == [5.0, 3.0]
+
+
+def test_columns_out_of_range_are_refused():
+    matrix = sparse.csr_array((np.array([3.0]), np.array([1]), np.array([0, 1])), (1, 2))
+    matrix.indices[0] = 7
+    with pytest.raises(ValueError, match="ind"):
+        as_rows(matrix)
+
+
+def test_targets_from_frames():
+    assert as_targets(pd.Series([1, 2])).tolist() == [1, 2]
+    assert as_targets(pl.Series([1.0, 2.0])).tolist() == [1.0, 2.0]
+    assert as_targets(pd.DataFrame({"y": [1, 2]})).tolist() == [1, 2]
+    assert as_targets(None) is None
+
+
+@pytest.mark.parametrize(
+    ("X", "message"),
+    [
+        (np.zeros(3), r"shape \(n, d\), found shape \(3,\)"),
+        (np.zeros((2, 2, 2)), "shape"),
+        (np.zeros((0, 3)), "at least one row"),
+        (np.zeros((3, 0)), "at least one row and one column"),
+        ([["a", "b"]], "numbers"),
+        (np.array([[1j]]), "complex"),
+        (np.array([[None]]), "object"),
+        (pd.DataFrame({"age": [1], "city": ["Bern"]}), "'city'"),
+        (pl.DataFrame({"age": [1], "city": ["Bern"]}), "'city'"),
+        (pd.DataFrame({"day": pd.to_datetime(["2020-01-01"])}), "'day'"),
+        (sparse.csr_array((0, 3)), "at least one row"),
+    ],
+    ids=str,
+)
+def test_wrong_tables_say_why(X, message):
+    with pytest.raises((TypeError, ValueError), match=message):
+        as_rows(X)
+
+
+def test_kinds():
+    assert isinstance(as_rows(np.eye(2)), DenseRows)
+    assert isinstance(as_rows(sparse.eye_array(2)), SparseRows)
+
+
+def both_layouts(X):
+    """A dense and a CSR table of the same rows, the CSR with one zero stored, and their arrays."""
+    matrix = sparse.csr_array(np.where(X == 0, 99.0, X).astype(X.dtype))
+    matrix.data[matrix.data == 99.0] = 0.0
+    return (X, [X]), (matrix, [matrix.data, matrix.indices, matrix.indptr])
+
+
+def dense(rows):
+    return rows.matrix.toarray() if isinstance(rows, SparseRows) else rows.array
+
+
+@pytest.mark.parametrize("constant", [False, True])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_standardized_rows_are_their_formula(dtype, constant):
+    rng = np.random.default_rng(0)
+    X = np.where(rng.uniform(size=(30, 4)) < 0.5, 0.0, rng.normal(3, 2, (30, 4))).astype(dtype)
+    centre, unit = np.array([0.0, 2.5, 0.0, -1.0]), np.array([1.0, 0.5, 3.0, 7.0])
+    naive = np.column_stack([(X - centre) / unit, np.ones((30, int(constant)))])
+    for table, arrays in both_layouts(X):
+        before = [array.copy() for array in arrays]
+        rows = as_rows(table)
+        moved = rows.standardized(centre, unit, constant)
+        assert type(moved) is type(rows)
+        assert dense(moved) == pytest.approx(naive, rel=4 * float(np.finfo(dtype).eps))
+        shifted = rows.centred(np.array([1, 3]), centre[[1, 3]]).array
+        assert shifted == pytest.approx(X[:, [1, 3]] - centre[[1, 3]], rel=1e-6)
+        for array, copy in zip(arrays, before, strict=True):
+            assert np.array_equal(array, copy), "the user's table stays as it was"
+        untouched = rows.standardized(np.zeros(4), np.ones(4), False)
+        assert dense(untouched) == pytest.approx(X)
+    assert as_rows(X).standardized(centre, unit, constant).array.dtype == dtype
+
+
+def test_standardized_sparse_columns_keep_their_zeros():
+    matrix = sparse.random_array((50, 6), density=0.1, rng=0, format="csr")
+    moved = as_rows(matrix).standardized(np.zeros(6), np.full(6, 2.0), True)
+    assert moved.data.size == matrix.nnz + 50
+    centred = as_rows(matrix).standardized(np.array([1.0, 0, 0, 0, 0, 0]), np.full(6, 2.0), False)
+    assert centred.data.size == 50 + matrix[:, 1:].nnz
+
+
+@pytest.mark.parametrize("kind", [np.asarray, sparse.csr_array])
+def test_points_of_another_size_are_refused(kind):
+    rows = as_rows(kind(np.eye(3)))
+    for wrong in (np.ones(2), np.ones(4), np.ones((2, 3))):
+        with pytest.raises(ValueError, match="3 columns"):
+            rows.margins(wrong)
+    assert rows.margins(np.arange(6.0).reshape(3, 2)).tolist() == [[0, 1], [2, 3], [4, 5]]
+
+
+def test_row_starts_beyond_the_entries_are_refused_unread():
+    matrix = sparse.csr_array(np.eye(3))
+    matrix.indptr = np.array([0, 10**9, 2, 3], dtype=matrix.indptr.dtype)
+    with pytest.raises(ValueError, match="ind"):
+        as_rows(matrix)

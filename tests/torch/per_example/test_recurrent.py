@@ -1,0 +1,146 @@
+"""LSTM, GRU and RNN: PyTorch's own outputs, and bounded sums equal to the loop over examples."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
+
+from privagrad.torch.module import PrivateModule
+from privagrad.torch.per_example.tape import Tape
+from tests.torch.reference import SCALES, assert_same, engine_sum, looped, middle_radius
+
+KINDS = {"lstm": nn.LSTM, "gru": nn.GRU, "rnn": nn.RNN}
+OPTIONS = {
+    "plain": {},
+    "two-layers": {"num_layers": 2},
+    "no-bias": {"bias": False},
+    "both-ways": {"bidirectional": True},
+    "deep-both-ways": {"num_layers": 2, "bidirectional": True},
+}
+CASES = [(kind, option) for kind in KINDS for option in OPTIONS]
+
+
+class Sequences(nn.Module):
+    """A recurrent layer over (b, T, n); its outputs and last states all count."""
+
+    def __init__(self, layer: nn.RNNBase, lengths: Tensor | None = None) -> None:
+        super().__init__()
+        self.layer, self.lengths = layer, lengths
+
+    def forward(self, x: Tensor) -> Tensor:
+        b = len(x)
+        inputs = x if self.layer.batch_first else x.transpose(0, 1)
+        if self.lengths is not None:
+            sizes = (x[:, :, 0] != 0).sum(1)
+            inputs = pack_padded_sequence(
+                inputs, sizes, batch_first=self.layer.batch_first, enforce_sorted=False
+            )
+        y, states = self.layer(inputs)
+        if self.lengths is not None:
+            y, _ = pad_packed_sequence(
+                y, batch_first=self.layer.batch_first, total_length=x.shape[1]
+            )
+        y = y if self.layer.batch_first else y.transpose(0, 1)
+        states = states if isinstance(states, tuple) else (states,)
+        last = [state.transpose(0, 1).reshape(b, -1) for state in states]
+        return torch.cat([y.reshape(b, -1), *last], 1)
+
+
+def loss(output: Tensor, target: Tensor) -> Tensor:
+    weights = torch.linspace(0.5, 1.5, output.shape[1])
+    return (output * weights - target[:, None]).square().sum(1).mean()
+
+
+def made(kind: str, option: str, **more: object) -> nn.RNNBase:
+    torch.manual_seed(1)
+    return KINDS[kind](4, 3, **OPTIONS.get(option, {}), **more)
+
+
+def check(module: nn.Module, inputs: Tensor, kind: str) -> None:
+    targets = torch.linspace(-1, 1, len(inputs))
+    radius = middle_radius(module, loss, inputs, targets, kind)
+    expected = looped(module, loss, inputs, targets, kind, radius)
+    assert_same(engine_sum(module, loss, inputs, targets, kind, radius), expected)
+
+
+@pytest.mark.parametrize("batch_first", [True, False])
+@pytest.mark.parametrize(("kind", "option"), CASES)
+def test_outputs_and_input_gradients_are_pytorchs(
+    kind: str, option: str, batch_first: bool
+) -> None:
+    module = Sequences(made(kind, option, batch_first=batch_first))
+    x = torch.randn(5, 6, 4)
+    plain, private = x.clone().requires_grad_(), x.clone().requires_grad_()
+    expected = module(plain)
+    loss(expected, torch.ones(5)).backward()
+    tape = Tape(dict(module.named_parameters()))
+    found = PrivateModule(module, tape)(private)
+    loss(found, torch.ones(5)).backward()
+    assert torch.allclose(found, expected, atol=1e-6)
+    assert torch.allclose(private.grad, plain.grad, atol=1e-5)
+
+
+@pytest.mark.parametrize("scale", SCALES)
+@pytest.mark.parametrize(("kind", "option"), CASES)
+def test_bounded_sum_equals_the_loop(kind: str, option: str, scale: str) -> None:
+    check(Sequences(made(kind, option, batch_first=True)), torch.randn(5, 6, 4), scale)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_time_first(kind: str) -> None:
+    check(Sequences(made(kind, "two-layers")), torch.randn(6, 6, 4), "general")
+
+
+@pytest.mark.filterwarnings("ignore:LSTM with projections")
+@pytest.mark.parametrize("option", ["plain", "deep-both-ways"])
+def test_projections(option: str) -> None:
+    check(Sequences(made("lstm", option, proj_size=2)), torch.randn(5, 6, 4), "general")
+
+
+def test_relu() -> None:
+    check(Sequences(made("rnn", "plain", nonlinearity="relu")), torch.randn(5, 6, 4), "general")
+
+
+@pytest.mark.parametrize("option", ["two-layers", "deep-both-ways"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_packed_sequences(kind: str, option: str) -> None:
+    x = torch.randn(5, 6, 4)
+    for row, length in enumerate([6, 2, 4, 1, 6]):
+        x[row, length:] = 0
+    module = Sequences(made(kind, option, batch_first=True), torch.tensor(1))
+    check(module, x, "general")
+
+
+def test_given_states_get_their_gradients() -> None:
+    layer = made("lstm", "two-layers", batch_first=True)
+    x = torch.randn(5, 6, 4)
+
+    def gradients(module: nn.Module) -> list[Tensor]:
+        states = [torch.full((2, 5, 3), 0.1, requires_grad=True) for _ in range(2)]
+        y, _ = module(x, tuple(states))
+        y.square().sum().backward()
+        return [state.grad for state in states]
+
+    expected = gradients(layer)
+    tape = Tape(dict(layer.named_parameters()))
+    found = gradients(PrivateModule(layer, tape, loss_reduction="sum"))
+    for a, b in zip(found, expected, strict=True):
+        assert torch.allclose(a, b, atol=1e-6)
+
+
+def test_dropout_between_layers_is_active_in_training() -> None:
+    layer = made("lstm", "two-layers", batch_first=True, dropout=0.5)
+    private = PrivateModule(layer, Tape(dict(layer.named_parameters())))
+    x = torch.randn(5, 6, 4)
+    assert not torch.equal(private(x)[0], private(x)[0])
+    private.eval()
+    assert torch.equal(private(x)[0], private(x)[0])
+
+
+def test_examples_along_time_are_refused() -> None:
+    layer = made("lstm", "plain")
+    private = PrivateModule(layer, Tape(dict(layer.named_parameters())))
+    with pytest.raises(ValueError, match="batch_first"):
+        private(torch.randn(5, 6, 4))
