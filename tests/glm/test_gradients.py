@@ -119,7 +119,7 @@ def test_the_plain_sum_is_the_gradient(loss, layout):
     assert total == pytest.approx(each.sum(axis=0), rel=1e-12, abs=1e-15)
     assert gradients.per_example(x, np.arange(len(X))) == pytest.approx(each, rel=1e-12, abs=1e-15)
     step = 1e-6 * np.random.default_rng(1).standard_normal(x.size)
-    change = gradients.objective(x + step) - gradients.objective(x - step)
+    change = gradients.value(x + step) - gradients.value(x - step)
     assert change == pytest.approx(2 * (total / len(X)) @ step, rel=1e-4)
 
 
@@ -248,7 +248,7 @@ def test_classes_are_counted_from_zero_to_the_largest_label(layout):
     x = np.arange(12.0)
     margins = X @ x.reshape(4, 3).T
     naive = np.log(np.exp(margins).sum(axis=1)) - margins[[0, 1, 2], [0, 3, 1]]
-    assert gradients.objective(x) == pytest.approx(naive.mean())
+    assert gradients.value(x) == pytest.approx(naive.mean())
     assert GlmGradients.of(pg.Loss("logistic"), rows, [0, 1, 1]).dim == 3
 
 

@@ -11,6 +11,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 Vector = NDArray[np.float64]
+Floats = NDArray[np.floating[Any]]
+Integers = NDArray[np.integer[Any]]
 
 
 def positive(name: str, value: Any, *, allow_inf: bool = False) -> float:
@@ -48,6 +50,16 @@ def choice(name: str, value: Any, options: Iterable[str]) -> str:
     if value not in known:
         raise ValueError(f"Expected {name} to be one of {', '.join(known)}; found {value!r}.")
     return str(value)
+
+
+def known_options(function: str, given: Iterable[str], known: Iterable[str]) -> None:
+    """Refuse keywords that a function does not have, as Python does."""
+    strange = sorted(set(given) - set(known))
+    if strange:
+        raise TypeError(
+            f"{function}() got unexpected keyword arguments: {', '.join(strange)}. Expected "
+            f"others, among them {', '.join(known)}."
+        )
 
 
 def delta_of(value: Any, n_examples: int | None = None) -> float:

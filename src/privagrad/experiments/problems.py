@@ -45,7 +45,7 @@ class Problem:
 
     def objective(self, x: Vector) -> float:
         """The mean loss over the private rows. Not private."""
-        return self._gradients.objective(x)
+        return self._gradients.value(x)
 
     def optimum(self) -> float:
         """The least loss found without privacy, by L-BFGS-B from 0 in the coordinates σ x.
@@ -66,7 +66,7 @@ class Problem:
             unit = 1.0 if loss.parameter is None else loss.parameter
 
             def scaled(v: Vector, smooth: GlmGradients = smooth, unit: float = unit) -> Any:
-                value, gradient = smooth.objective_and_gradient(v / self.sigma)
+                value, gradient = smooth.value_and_gradient(v / self.sigma)
                 return value / unit, gradient / self.sigma / unit
 
             options: Any = {"maxiter": 1000, "ftol": 1e-11, "gtol": 1e-9}

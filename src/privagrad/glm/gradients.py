@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from functools import cached_property
@@ -15,7 +14,7 @@ from privagrad.geometry.ellipsoid import Ellipsoid, Projection
 from privagrad.glm import kernels
 from privagrad.glm.losses import Loss
 from privagrad.glm.rows import DenseRows, SparseRows, as_targets
-from privagrad.privacy.mechanism import ULP
+from privagrad.privacy.mechanism import Adds, BoundedSum
 from privagrad.privacy.sampling import Rows
 
 _MODES = {
@@ -51,16 +50,24 @@ class GlmGradients:
     def dim(self) -> int:
         return self.rows.shape[1] * self.outputs
 
-    def objective(self, x: Vector) -> float:
+    @cached_property
+    def n_examples(self) -> int:
+        return self.rows.shape[0]
+
+    def slack(self, batch_size: float) -> float:
+        """What a row can move beyond its own vector: nothing, every row is computed by itself."""
+        return 0.0
+
+    def value(self, x: Vector) -> float:
         """The mean loss over all rows. Not private."""
         weights = x.reshape(self.outputs, -1).T if self.loss.multiclass else x
         return float(self.loss.value(self.rows.margins(weights), self.targets).mean())
 
-    def objective_and_gradient(self, x: Vector) -> tuple[float, Vector]:
+    def value_and_gradient(self, x: Vector) -> tuple[float, Vector]:
         """The mean loss over all rows and its gradient. Not private."""
         total, count = np.zeros_like(x), self.rows.shape[0]
         self.add_plain(total, x, np.arange(count))
-        return self.objective(x), total / count
+        return self.value(x), total / count
 
     def per_example(self, x: Vector, batch: Rows) -> Vector:
         """The batch's gradients that are finite, one a row of a dense matrix.
@@ -72,7 +79,7 @@ class GlmGradients:
         gradients = np.zeros((batch.size, self.dim))
         finite = np.empty(batch.size, dtype=np.bool_)
         kernels.fill_gradients(
-            *self.rows.flat, batch, self.targets, self.point(x), *self.loss.key, self.outputs,
+            self.rows.flat, batch, self.targets, self.point(x), *self.loss.key, self.outputs,
             self.loss.multiclass, gradients, finite,
         )  # fmt: skip
         return gradients[finite]
@@ -85,46 +92,45 @@ class GlmGradients:
 
     def add_bounded(
         self,
-        units: Vector,
+        total: BoundedSum,
         x: Vector,
         batch: Rows,
         ellipsoid: Ellipsoid,
-        grid: float,
         projection: Projection = "radial",
         pool: Executor | None = None,
-    ) -> tuple[int, int]:
-        """units += Σ_i round(A^{1/2} bound(∇F(x; z_i)) / grid) over the rows of the batch.
-
-        Returns how many examples were shrunk and how many were left out because their gradient
-        is not finite: both are facts about the data, not private.
+    ) -> None:
+        """total += Σ_i round(A^{1/2} bound(∇F(x; z_i)) / grid) over the rows of the batch.
 
         Guarantees
         ----------
-        Before rounding, every example's vector has Euclidean norm ≤ 1 in real numbers: the bound
-        is shrunk by more ulps than the norm's rounding errors can amount to. Rounding adds at
-        most sqrt(d)/2 units, within the sensitivity that `mechanism.GaussianSum` declares.
+        Before rounding, every example's vector has Euclidean norm ≤ 1 in real numbers: its norm
+        as computed is at most the mechanism's limit. Rounding adds at most sqrt(d)/2 units, within
+        the mechanism's sensitivity.
         """
         if ellipsoid.scale.size != self.dim:
             raise ValueError(
                 f"Expected an ellipsoid of dimension {self.dim}, found {ellipsoid.dim}."
             )
-        limit = 1.0 - (x.size + 8) * ULP
-        shape = (ellipsoid.whitening, ellipsoid.scale, 1.0 / grid, limit)
-        return self._add(units, x, batch, _MODES[projection], *shape, pool=pool)
+        shape = (_MODES[projection], ellipsoid.whitening, ellipsoid.scale)
+        total.add_by(self._add, x, batch, shape, pool)
 
     def add_plain(
         self, total: Vector, x: Vector, batch: Rows, pool: Executor | None = None
     ) -> tuple[int, int]:
-        """total += Σ_i ∇F(x; z_i) over the rows of the batch: no bound, no grid."""
-        return self._add(total, x, batch, kernels.UNBOUNDED, x, x, 1.0, 1.0, pool=pool)
+        """total += Σ_i ∇F(x; z_i) over the rows of the batch: no bound, no grid.
+
+        It returns 0 and how many gradients were left out because they are not finite.
+        """
+        return self._add(total, 1.0, 1.0, x, batch, (kernels.UNBOUNDED, x, x), pool)
 
     def _add(
         self,
         total: Vector,
+        per_unit: float,
+        limit: float,
         x: Vector,
         batch: Rows,
-        mode: int,
-        *shape: Any,
+        shape: tuple[int, Vector, Vector],
         pool: Executor | None,
     ) -> tuple[int, int]:
         if not total.size == x.size == self.dim:
@@ -132,18 +138,18 @@ class GlmGradients:
                 f"Expected a point and a sum of {self.dim} coordinates, found {x.size} and "
                 f"{total.size}."
             )
-        fixed = (self.targets, x, *self.loss.key, mode, *shape)
-        fused: tuple[Callable[..., tuple[int, int]], tuple[Any, ...]] = self.rows.kernel
+        fixed: tuple[Any, ...] = (self.targets, x, *self.loss.key, *shape)
+        kernel: tuple[Adds, tuple[Any, ...]] = self.rows.kernel
         if self.loss.multiclass:
-            fused, fixed = (kernels.add_classes, self.rows.flat), (*fixed, self.outputs)
-        add, table = fused
+            kernel, fixed = (kernels.add_classes, (self.rows.flat,)), (*fixed, self.outputs)
+        add, table = kernel
         if batch.size * self.rows.entries_per_row * self.outputs < max(_SPLIT_FROM, 8 * x.size):
-            return add(*table, batch, total, *fixed)
+            return add(total, per_unit, limit, *table, batch, *fixed)
 
         # Cut by the work alone, so that results do not depend on the number of threads.
         def add_part(part: Rows) -> tuple[Vector, int, int]:
             partial = np.zeros_like(total)
-            return partial, *add(*table, part, partial, *fixed)
+            return partial, *add(partial, per_unit, limit, *table, part, *fixed)
 
         run = map if pool is None else pool.map
         clipped = nonfinite = 0

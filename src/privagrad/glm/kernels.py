@@ -10,11 +10,13 @@ for any order of the rows and any number of threads.
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from privagrad._internal.jit import kernel, prefetch
+from privagrad._internal.validate import Floats, Integers, Vector
 from privagrad.geometry.ellipsoid import euclidean_norm, secular_root
 from privagrad.glm.losses import class_slopes, lipschitz, slope
 
@@ -24,11 +26,24 @@ _ROWS = 8
 _INFINITY = math.inf
 
 
+class FlatRows(NamedTuple):
+    """Rows of a table, one after the other, as the kernels read them.
+
+    `data` are the entries, `indices` their columns (of a dense table, those of one row), `starts`
+    where rows start.
+    """
+
+    data: Floats
+    indices: Integers
+    starts: Integers
+    dense: bool
+
+
 @kernel(reorder=True)
 def add_dense(
-    array: Any, batch: Any, total: Any, targets: Any, x: Any, code: Any, parameter: Any,
-    mode: Any, whitening: Any, scale: Any, units: Any, limit: Any,
-) -> Any:  # fmt: skip
+    total: Vector, per_unit: float, limit: float, array: Floats, batch: Integers, targets: Vector,
+    x: Vector, code: int, parameter: float, mode: int, whitening: Vector, scale: Vector,
+) -> tuple[int, int]:  # fmt: skip
     """total += the batch's gradients; how many were shrunk, how many left out as not finite."""
     dim = x.size
     flat = array.reshape(-1)
@@ -73,9 +88,9 @@ def add_dense(
                     nonfinite += 1
                     continue
                 for j in range(dim):
-                    total[j] += np.rint(moved[j] * units)
+                    total[j] += np.rint(moved[j] * per_unit)
             else:
-                factor *= shrink * units
+                factor *= shrink * per_unit
                 for j in range(dim):
                     total[j] += np.rint(np.float64(array[row, j]) * whitening[j] * factor)
             clipped += shrink < 1.0
@@ -84,9 +99,10 @@ def add_dense(
 
 @kernel(reorder=True)
 def add_sparse(
-    data: Any, indices: Any, indptr: Any, batch: Any, total: Any, targets: Any, x: Any, code: Any,
-    parameter: Any, mode: Any, whitening: Any, scale: Any, units: Any, limit: Any,
-) -> Any:  # fmt: skip
+    total: Vector, per_unit: float, limit: float, data: Floats, indices: Integers,
+    indptr: Integers, batch: Integers, targets: Vector, x: Vector, code: int, parameter: float,
+    mode: int, whitening: Vector, scale: Vector,
+) -> tuple[int, int]:  # fmt: skip
     """`add_dense` for the rows of a canonical CSR matrix."""
     line = 64 // data.itemsize
     clipped = nonfinite = 0
@@ -123,9 +139,9 @@ def add_sparse(
                 nonfinite += 1
                 continue
             for j in range(columns.size):
-                total[columns[j]] += np.rint(moved[j] * units)
+                total[columns[j]] += np.rint(moved[j] * per_unit)
         else:
-            factor *= shrink * units
+            factor *= shrink * per_unit
             for k in range(entries.start, entries.stop):
                 whitened = np.float64(data[k]) * whitening[indices[k]]
                 total[indices[k]] += np.rint(whitened * factor)
@@ -135,14 +151,15 @@ def add_sparse(
 
 @kernel(reorder=True)
 def add_classes(
-    data: Any, indices: Any, starts: Any, dense: Any, batch: Any, total: Any, targets: Any, x: Any,
-    code: Any, parameter: Any, mode: Any, whitening: Any, scale: Any, units: Any, limit: Any,
-    classes: Any,
-) -> Any:  # fmt: skip
+    total: Vector, per_unit: float, limit: float, table: FlatRows, batch: Integers,
+    targets: Vector, x: Vector, code: int, parameter: float, mode: int, whitening: Vector,
+    scale: Vector, classes: int,
+) -> tuple[int, int]:  # fmt: skip
     """`add_dense` for k classes and rows dense or CSR: the gradient is δ ⊗ a, δ = dℓ/dm.
 
     Its squared norm is Σ_c δ_c² Σ_j (A^{1/2})_cj² a_j²: no matrix per example.
     """
+    data, indices, starts, dense = table
     dim = x.size // classes
     slopes = np.empty(classes)
     squares = np.empty(classes)
@@ -187,10 +204,10 @@ def add_classes(
                 continue
             for c in range(classes):
                 for k in range(values.size):
-                    total[c * dim + columns[k]] += np.rint(moved[c * values.size + k] * units)
+                    total[c * dim + columns[k]] += np.rint(moved[c * values.size + k] * per_unit)
         else:
             for c in range(classes):
-                factor = slopes[c] * shrink * units
+                factor = slopes[c] * shrink * per_unit
                 if factor != 0.0:
                     _add_class(values, columns, dense, total, whitening, factor, c * dim)
         clipped += shrink < 1.0
@@ -198,7 +215,9 @@ def add_classes(
 
 
 @kernel(reorder=True, inline=True)
-def _margin(values: Any, columns: Any, dense: Any, x: Any, whitening: Any, at: Any) -> Any:
+def _margin(
+    values: Floats, columns: Integers, dense: bool, x: Vector, whitening: Vector, at: int
+) -> tuple[float, float]:
     """⟨a, x⟩ and ‖A^{1/2} a‖² for one class, whose coordinates start at `at`."""
     margin = squares = 0.0
     if dense:
@@ -218,8 +237,9 @@ def _margin(values: Any, columns: Any, dense: Any, x: Any, whitening: Any, at: A
 
 @kernel(reorder=True, inline=True)
 def _add_class(
-    values: Any, columns: Any, dense: Any, total: Any, whitening: Any, factor: Any, at: Any
-) -> None:
+    values: Floats, columns: Integers, dense: bool, total: Vector, whitening: Vector,
+    factor: float, at: int,
+) -> None:  # fmt: skip
     """total += round(factor A^{1/2} a) in the coordinates of one class."""
     if dense:
         for j in range(values.size):
@@ -231,7 +251,9 @@ def _add_class(
 
 
 @kernel()
-def _outer(values: Any, columns: Any, dim: Any, slopes: Any, weights: Any) -> Any:
+def _outer(
+    values: Floats, columns: Integers, dim: int, slopes: Vector, weights: Vector
+) -> tuple[Vector, Vector]:
     """δ ⊗ a over the entries of one row, flat, and the weights of the same coordinates."""
     size = values.size
     flat, chosen = np.empty(slopes.size * size), np.empty(slopes.size * size)
@@ -243,7 +265,7 @@ def _outer(values: Any, columns: Any, dim: Any, slopes: Any, weights: Any) -> An
 
 
 @kernel(reorder=True, inline=True)
-def _product(values: Any, columns: Any, dense: Any, x: Any, at: Any) -> Any:
+def product(values: Floats, columns: Integers, dense: bool, x: Vector, at: int) -> float:
     """⟨a, x⟩ for one class, whose coordinates start at `at`."""
     product = 0.0
     if dense:
@@ -256,21 +278,23 @@ def _product(values: Any, columns: Any, dense: Any, x: Any, at: Any) -> Any:
 
 
 @kernel(reorder=True)
-def all_margins(data: Any, indices: Any, starts: Any, dense: Any, x: Any, classes: Any) -> Any:
+def all_margins(table: FlatRows, x: Vector, classes: int) -> Vector:
     """⟨a_i, x_c⟩ of every row i and class c: a row's depend on the row and x alone."""
+    data, indices, starts, dense = table
     dim = x.size // classes
     margins = np.empty((starts.size - 1, classes))
     for i in range(starts.size - 1):
         values = data[starts[i] : starts[i + 1]]
         columns = indices[:dim] if dense else indices[starts[i] : starts[i + 1]]
         for c in range(classes):
-            margins[i, c] = _product(values, columns, dense, x, c * dim)
+            margins[i, c] = product(values, columns, dense, x, c * dim)
     return margins
 
 
 @kernel()
-def all_norms(data: Any, indices: Any, starts: Any, dense: Any, whitening: Any) -> Any:
+def all_norms(table: FlatRows, whitening: Vector) -> Vector:
     """‖A^{1/2} a_i‖ of every row, for the first class."""
+    data, indices, starts, dense = table
     norms = np.empty(starts.size - 1)
     for i in range(starts.size - 1):
         first = starts[i] if dense else 0
@@ -283,13 +307,14 @@ def all_norms(data: Any, indices: Any, starts: Any, dense: Any, whitening: Any) 
 
 @kernel(reorder=True)
 def fill_gradients(
-    data: Any, indices: Any, starts: Any, dense: Any, batch: Any, targets: Any, x: Any, code: Any,
-    parameter: Any, classes: Any, multiclass: Any, gradients: Any, finite: Any,
+    table: FlatRows, batch: Integers, targets: Vector, x: Vector, code: int, parameter: float,
+    classes: int, multiclass: bool, gradients: Vector, finite: NDArray[np.bool_],
 ) -> None:  # fmt: skip
     """Each of the batch's gradients as a row of `gradients`, and whether it is finite.
 
     BLAS would be no help: its rounding depends on a row's place in the batch.
     """
+    data, indices, starts, dense = table
     dim = x.size // classes
     slopes = np.empty(classes)
     for i in range(batch.size):
@@ -297,7 +322,7 @@ def fill_gradients(
         values = data[starts[row] : starts[row + 1]]
         columns = indices[:dim] if dense else indices[starts[row] : starts[row + 1]]
         for c in range(classes):
-            slopes[c] = _product(values, columns, dense, x, c * dim)
+            slopes[c] = product(values, columns, dense, x, c * dim)
         if multiclass:
             class_slopes(code, slopes, np.int64(targets[row]))
         else:
@@ -312,8 +337,8 @@ def fill_gradients(
 
 @kernel(inline=True)
 def _slope_and_shrink(
-    code: Any, parameter: Any, mode: Any, margin: Any, norm: Any, target: Any, limit: Any
-) -> Any:
+    code: int, parameter: float, mode: int, margin: float, norm: float, target: float, limit: float
+) -> tuple[float, float]:
     """ℓ' and what brings ℓ' times a row of this norm within `limit`; NaN: not finite, leave out."""
     factor = slope(code, parameter, margin, target)
     shrink = 1.0
@@ -330,7 +355,7 @@ def _slope_and_shrink(
 
 
 @kernel()
-def _large_norm(values: Any, whitening: Any) -> Any:
+def _large_norm(values: Floats, whitening: Vector) -> float:
     """‖A^{1/2} a‖ where its square overflows; not finite only if an entry is not."""
     largest = 0.0
     for j in range(values.size):
@@ -344,7 +369,9 @@ def _large_norm(values: Any, whitening: Any) -> Any:
 
 
 @kernel()
-def _onto_ellipsoid(values: Any, factor: Any, whitening: Any, scale: Any, limit: Any) -> Any:
+def _onto_ellipsoid(
+    values: Floats, factor: float, whitening: Vector, scale: Vector, limit: float
+) -> tuple[Vector, bool]:
     """π_A of one gradient in whitened coordinates, of norm ≤ limit, and whether it is finite."""
     moved = np.empty(values.size)
     for j in range(values.size):

@@ -16,9 +16,10 @@ from typing import Any
 import numpy as np
 
 from privagrad._internal.jit import kernel
-from privagrad._internal.validate import Vector
+from privagrad._internal.validate import Integers, Vector
 from privagrad.geometry.ellipsoid import euclidean_norm
 from privagrad.glm.gradients import GlmGradients
+from privagrad.glm.kernels import FlatRows
 from privagrad.glm.losses import slope
 from privagrad.privacy.mechanism import ULP
 
@@ -48,8 +49,7 @@ class RegularizedRisk:
     def _shrink(self) -> Vector:
         """What brings each row within the bound; 0 for rows that are not finite."""
         limit = self._longest * (1 - 1e-9)
-        shrink: Vector = _shrinks(*self.gradients.rows.flat, self.gradients.targets, limit)
-        return shrink
+        return _shrinks(self.gradients.rows.flat, self.gradients.targets, limit)
 
     @property
     def _longest(self) -> float:
@@ -85,7 +85,7 @@ class RegularizedRisk:
         gradients, total = self.gradients, np.zeros(x.size)
         width = 0.0 if math.isfinite(gradients.loss.smoothness) else self.smoothing
         _add_slopes(
-            *gradients.rows.flat, self._shrink, gradients.targets, gradients.point(x),
+            gradients.rows.flat, self._shrink, gradients.targets, gradients.point(x),
             *gradients.loss.key, width, total, np.zeros(x.size),
         )  # fmt: skip
         result: Vector = total / self._shrink.size + self.ridge * x + self.tilt
@@ -145,10 +145,9 @@ class RegularizedRisk:
 
 
 @kernel()
-def _shrinks(
-    data: Any, indices: Any, starts: Any, dense: Any, targets: Any, limit: Any
-) -> Any:  # fmt: skip
+def _shrinks(table: FlatRows, targets: Vector, limit: float) -> Vector:
     """min(1, limit/‖a‖) of each row; 0 where row, norm or target is not finite or too long."""
+    data, _, starts, _ = table
     shrinks = np.zeros(starts.size - 1)
     for i in range(shrinks.size):
         norm = euclidean_norm(data[starts[i] : starts[i + 1]])
@@ -161,10 +160,11 @@ def _shrinks(
 
 @kernel()
 def _add_slopes(
-    data: Any, indices: Any, starts: Any, dense: Any, shrinks: Any, targets: Any, x: Any,
-    code: Any, parameter: Any, width: Any, total: Any, lost: Any,
+    table: FlatRows, shrinks: Vector, targets: Vector, x: Vector, code: int, parameter: float,
+    width: float, total: Vector, lost: Vector,
 ) -> None:  # fmt: skip
     """total += Σ_i ℓ_h'(⟨s_i a_i, x⟩) s_i a_i over rows shrunk by s_i, with compensated sums."""
+    data, indices, starts, dense = table
     shrunk = np.empty(x.size)
     for i in range(shrinks.size):
         if shrinks[i] == 0.0:
@@ -191,7 +191,7 @@ def _add_slopes(
 
 
 @kernel(reorder=True)
-def _product(values: Any, columns: Any, dense: Any, x: Any) -> Any:
+def _product(values: Vector, columns: Integers, dense: bool, x: Vector) -> float:
     product = 0.0
     if dense:
         for j in range(values.size):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from tempfile import TemporaryFile
@@ -13,8 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from privagrad._internal.jit import kernel
-from privagrad._internal.validate import Vector
-from privagrad.glm.kernels import add_dense, add_sparse, all_margins
+from privagrad._internal.validate import Integers, Vector
+from privagrad.glm.kernels import FlatRows, add_dense, add_sparse, all_margins
+from privagrad.privacy.mechanism import Adds
 
 _FLOATS = (np.dtype(np.float32), np.dtype(np.float64))
 _LARGE = 2**30
@@ -47,10 +47,14 @@ class DenseRows:
         return self.array
 
     @property
-    def flat(self) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any], bool]:
-        """Entries, column numbers (of one row), where rows start, and True: it is dense."""
+    def flat(self) -> FlatRows:
+        """The rows as the kernels read them."""
         n, dim = self.shape
-        return self.array.reshape(-1), np.arange(dim), np.arange(n + 1) * dim, True
+        return FlatRows(self.array.reshape(-1), np.arange(dim), np.arange(n + 1) * dim, True)
+
+    def parts(self) -> tuple[FlatRows]:
+        """All rows, in one part."""
+        return (self.flat,)
 
     def margins(self, x: Vector) -> Vector:
         """⟨a_i, x⟩ of every row; for x of shape (d, k) of shape (n, k)."""
@@ -85,8 +89,8 @@ class DenseRows:
         return self
 
     @cached_property
-    def kernel(self) -> tuple[Callable[..., tuple[int, int]], tuple[NDArray[Any], ...]]:
-        """The function that adds gradients, and its first arguments."""
+    def kernel(self) -> tuple[Adds, tuple[NDArray[Any], ...]]:
+        """The kernel that adds gradients, and the table as it reads it."""
         return add_dense, (self.array,)
 
     @cached_property
@@ -108,9 +112,9 @@ class SparseRows:
         return self.indptr.size - 1, self.dim
 
     @property
-    def flat(self) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any], bool]:
-        """Entries, their column numbers, where rows start, and False: it is not dense."""
-        return self.data, self.indices, self.indptr, False
+    def flat(self) -> FlatRows:
+        """The rows as the kernels read them."""
+        return FlatRows(self.data, self.indices, self.indptr, False)
 
     @cached_property
     def entries_per_row(self) -> float:
@@ -122,6 +126,10 @@ class SparseRows:
         from scipy.sparse import csr_array
 
         return csr_array((self.data, self.indices, self.indptr), shape=self.shape)
+
+    def parts(self) -> tuple[FlatRows]:
+        """All rows, in one part."""
+        return (self.flat,)
 
     def margins(self, x: Vector) -> Vector:
         """⟨a_i, x⟩ of every row; for x of shape (d, k) of shape (n, k)."""
@@ -160,8 +168,8 @@ class SparseRows:
         return self
 
     @cached_property
-    def kernel(self) -> tuple[Callable[..., tuple[int, int]], tuple[NDArray[Any], ...]]:
-        """The function that adds gradients, and its first arguments."""
+    def kernel(self) -> tuple[Adds, tuple[NDArray[Any], ...]]:
+        """The kernel that adds gradients, and the table as it reads it."""
         return add_sparse, (self.data, self.indices, self.indptr)
 
 
@@ -170,7 +178,7 @@ def _margins(rows: DenseRows | SparseRows, x: Vector) -> Vector:
     weights = np.ascontiguousarray(np.atleast_2d(x.T), dtype=np.float64)
     if weights.shape[1] != rows.shape[1]:
         raise ValueError(f"Expected a point of {rows.shape[1]} columns, found shape {x.shape}.")
-    margins: Vector = all_margins(*rows.flat, weights.ravel(), len(weights))
+    margins = all_margins(rows.flat, weights.ravel(), len(weights))
     return margins if x.ndim == 2 else margins[:, 0]
 
 
@@ -259,7 +267,7 @@ def _require_size(shape: tuple[int, int]) -> None:
 
 
 @kernel()
-def _is_canonical(indices: Any, indptr: Any, dim: Any, entries: Any) -> Any:
+def _is_canonical(indices: Integers, indptr: Integers, dim: int, entries: int) -> bool:
     if indptr[0] != 0 or indptr[-1] != entries or indices.size != entries:
         return False
     for i in range(indptr.size - 1):

@@ -2,34 +2,28 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from privagrad._internal import validate
 from privagrad._internal.validate import Vector
-from privagrad.geometry.domains import Domain, WholeSpace
+from privagrad.geometry.domains import WholeSpace
 from privagrad.geometry.ellipsoid import Ellipsoid
 from privagrad.glm.gradients import GlmGradients
 from privagrad.glm.losses import Loss
 from privagrad.glm.rows import DenseRows, SparseRows
 from privagrad.linear import recipe
-from privagrad.linear.repeats import repeated_spread
-from privagrad.methods import Method, Oracle, Setting
-from privagrad.methods._base import Shape
+from privagrad.linear.plan import Plan, PublicFacts
+from privagrad.linear.repeats import MadeUpRows, repeated_spread
+from privagrad.methods import Setting
 from privagrad.methods.minimize import train
-from privagrad.privacy.accounting import PrivacyPlan, PrivacyReport
-from privagrad.privacy.events import Event, GaussianEvent
-from privagrad.privacy.noise import RandomSource
-from privagrad.privacy.sampling import Rows
+from privagrad.privacy.accounting import PrivacyReport
+from privagrad.privacy.releases import Releases
 from privagrad.queries import moments
-from privagrad.queries.columns import Share, private_norm, query_events
-from privagrad.queries.evaluation import Evaluation, evaluate
-from privagrad.queries.moments import Columns
+from privagrad.queries.columns import Share, private_norm
+from privagrad.queries.evaluation import EVALUATION, Evaluation, evaluate
+from privagrad.queries.moments import ColumnQueries, Columns
 
 Bounds = tuple[Vector, Vector]
 _CHECKPOINTS = 10
@@ -37,11 +31,28 @@ _CHECKPOINTS = 10
 
 @dataclass(frozen=True)
 class Problem:
-    """What is fitted. `targets` are numbers, signs or class numbers, as the loss wants them.
+    """What is fitted.
 
-    Rows in `left_out`, whose targets are unknown, count as rows but teach nothing. `groups` are
-    columns, from the first to before the last, of which a row has at most one: one-hot. `limits`
-    are public: what no entry of a column exceeds in size, where that is known.
+    Attributes
+    ----------
+    loss : Loss
+        What is minimised.
+    rows : DenseRows or SparseRows
+        The features.
+    targets : array of shape (n,)
+        Numbers, signs or class numbers, as the loss wants them.
+    outputs : int
+        The number of classes, or 1.
+    intercept : bool
+        Whether there is one.
+    bounds, target_bounds : tuple of arrays or None
+        Public bounds (low, high) of the columns and of the target.
+    left_out : array of bool or None
+        Rows whose targets are unknown: they count towards n but are not trained on.
+    groups : tuple of (int, int)
+        One-hot columns, from the first to before the last, of which a row has at most one.
+    limits : array or None
+        Public: what no entry of a column exceeds in size, where that is known.
     """
 
     loss: Loss
@@ -56,83 +67,22 @@ class Problem:
     limits: Vector | None = None
 
     @property
-    def regression(self) -> bool:
-        return is_regression(self.loss)
-
-    @property
     def dim(self) -> int:
+        """The number of coefficients, intercepts among them."""
         return (self.rows.shape[1] + self.intercept) * self.outputs
 
     @property
     def facts(self) -> PublicFacts:
+        """What a plan needs to know of it."""
         return PublicFacts(
             self.rows.shape[0],
             self.dim,
             isinstance(self.rows, SparseRows),
-            self.regression,
+            self.loss.regression,
             self.intercept,
             self.bounds is not None,
             self.target_bounds is not None,
         )
-
-
-@dataclass(frozen=True)
-class PublicFacts:
-    """What a plan needs to know of a problem: all of it public."""
-
-    n: int
-    dim: int
-    sparse: bool
-    regression: bool
-    intercept: bool
-    bounded: bool
-    target_bounded: bool
-
-    def queries(self) -> list[Share]:
-        """What is asked before the training, over all rows."""
-        if self.bounded:
-            shares = list(moments.BOUNDED_COLUMNS)
-        else:
-            shares = list(moments.COLUMNS if self.intercept else moments.SCALES)
-        if self.regression:
-            shares += moments.BOUNDED_TARGET if self.target_bounded else moments.TARGET
-        return shares + list(moments.NORMS)
-
-
-@dataclass(frozen=True)
-class Choices:
-    """What users may set instead of the recipe."""
-
-    steps: int | None = None
-    batch_size: int | None = None
-    step_size: float | None = None
-    radius: float | None = None
-    method: str = "pagan"
-
-    def __post_init__(self) -> None:
-        # Products of NumPy's small integers wrap around.
-        for name in ("steps", "batch_size"):
-            if (value := getattr(self, name)) is not None:
-                object.__setattr__(self, name, validate.integer(name, value))
-
-
-@dataclass(frozen=True)
-class Plan:
-    """A fit before it happens: what it will release. Without `privacy`, without noise.
-
-    With an `evaluation` the rows are asked once more at the end, how well they are fitted.
-    """
-
-    method: str
-    steps: int
-    batches: recipe.Batches
-    queries: tuple[GaussianEvent, ...]
-    privacy: PrivacyPlan | None
-    delta: float
-    relative_noise: float
-    step_size: float
-    radius: float
-    evaluation: GaussianEvent | None = None
 
 
 @dataclass(frozen=True)
@@ -141,19 +91,23 @@ class Trace:
 
     Attributes
     ----------
-    columns : what was learned of the columns
-    ellipsoid : what gradients of standardised columns were bounded to; None without privacy
-    noise, intercept_noise : so much of the coefficients is noise, in standard deviations: over
-        repeated trainings on made-up rows; for very many columns, what all steps' noise adds up
-        to where the data do not pull it back
-    evaluation : what the rows say of it
+    columns : Columns
+        What was learned of the columns.
+    ellipsoid : Ellipsoid
+        The set that gradients of standardised columns were bounded to.
+    noise, intercept_noise : arrays
+        How much of the coefficients is noise, in standard deviations: over repeated trainings on
+        made-up rows; for very many columns, what all steps' noise adds up to where the data do not
+        pull it back.
+    evaluation : Evaluation
+        How well the rows are fitted.
     """
 
     columns: Columns
-    ellipsoid: Ellipsoid | None
+    ellipsoid: Ellipsoid
     noise: NDArray[np.float64]
     intercept_noise: Vector
-    evaluation: Evaluation | None
+    evaluation: Evaluation
 
 
 @dataclass(frozen=True)
@@ -167,190 +121,149 @@ class LinearModel:
     trace: Trace | None = None
 
 
-def is_regression(loss: Loss) -> bool:
-    return loss.name in ("quantile", "huber")
+@dataclass(frozen=True)
+class _Standardized:
+    """A problem in standardised columns and targets, and what leads back to original units."""
 
+    gradients: GlmGradients
+    columns: Columns
+    centre: float
+    unit: float
 
-def plan_fit(
-    facts: PublicFacts,
-    epsilon: float,
-    delta: float,
-    choices: Choices,
-    also: Iterable[Event] = (),
-    evaluation: Share | None = None,
-) -> Plan:
-    """How many steps of how many rows, and their noise, from public facts alone.
-
-    `also` are further releases that the same budget pays for.
-    """
-    n, dim = facts.n, facts.dim
-    steps = recipe.STEPS if choices.steps is None else choices.steps
-    batches = recipe.batches(n, dim, facts.sparse, steps, choices.batch_size)
-    asked: GaussianEvent | None = None
-    queries: list[GaussianEvent] = []
-    privacy, noise = None, 0.0
-    if not math.isinf(epsilon):
-        queries = query_events(facts.queries(), epsilon, delta, "zero-out")
-        others: list[Event] = [*also, *queries]
-        if evaluation is not None:
-            [asked] = query_events([evaluation], epsilon, delta, "zero-out")
-            others.append(asked)
-        training = GaussianEvent(1.0, steps, batches.sampling, n, batches.size, "gradients")
-        privacy = PrivacyPlan.calibrate_event(training, epsilon, delta, others)
-        noise = recipe.relative_noise(privacy.noise_multiplier, batches.size, steps, dim)
-    step_size = recipe.step_size(noise, facts.regression, choices.method, dim)
-    return Plan(
-        choices.method,
-        steps,
-        batches,
-        tuple(queries),
-        privacy,
-        delta,
-        noise,
-        step_size if choices.step_size is None else choices.step_size,
-        recipe.RADIUS if choices.radius is None else choices.radius,
-        asked,
-    )
+    def original(self, weights: Vector) -> tuple[NDArray[np.float64], Vector]:
+        """Coefficients and intercepts of columns and targets in their own units."""
+        matrix = weights.reshape(self.gradients.outputs, -1) * self.unit
+        columns, dim = self.columns, self.columns.unit.size
+        coef = matrix[:, :dim] / columns.unit
+        if matrix.shape[1] == dim:
+            return coef, np.zeros(len(matrix)) + self.centre
+        return coef, matrix[:, dim] - coef @ columns.centre + self.centre
 
 
 def run_fit(
-    problem: Problem, plan: Plan, source: RandomSource, progress: bool | None = None
+    problem: Problem, plan: Plan, releases: Releases, progress: bool | None = None
 ) -> LinearModel:
     """Make the plan's releases, and the model of them."""
     method = recipe.METHODS[plan.method]
-    queries = list(plan.queries)
-    columns = _columns(problem, queries, source)
-    centre, unit = _target(problem, queries, source)
+    task = _standardize(problem, releases)
+    sizes = task.columns.moments
+    if problem.intercept:
+        sizes = np.append(sizes, 1.0)
+    scale = sizes ** (method.scale_power / 2)
+    ellipsoid = None
+    if not plan.privacy.unprotected:
+        norm = private_norm(task.gradients.rows, scale, releases, moments.NORMS.purpose)
+        radius = plan.radius * problem.loss.lipschitz * norm
+        ellipsoid = Ellipsoid(np.tile(scale, problem.outputs), radius)
+    setting = Setting(
+        problem.dim,
+        plan.batches,
+        WholeSpace(),
+        plan.privacy,
+        ellipsoid,
+        step_size=plan.step_size,
+        # Shrinking large gradients alone would tilt a quantile towards the median.
+        projection="rows" if problem.loss.regression else "radial",
+        schedule="linear",
+    )
+    x = np.zeros(problem.dim)
+    path = _Path(plan.batches.steps, x) if EVALUATION.purpose in plan.privacy else None
+    result = train(
+        method, task.gradients, setting, releases, x,
+        observer=path.record if path else None, progress=progress,
+    )  # fmt: skip
+    weights, trace = result.last, None
+    if path and ellipsoid:
+        asked = evaluate(task.gradients, ellipsoid, path.points, problem.left_out, releases)
+        made_up = MadeUpRows(
+            problem.loss, task.columns, problem.groups, isinstance(problem.rows, SparseRows),
+            problem.intercept,
+        )  # fmt: skip
+        spread = repeated_spread(made_up, method, setting, weights)
+        if spread is None:
+            spread = np.sqrt(path.gains) * setting.noise_std
+        trace = _trace(task, ellipsoid, asked, spread)
+        weights = asked.factor * weights
+    coef, intercept = task.original(weights)
+    return LinearModel(coef, intercept, task.unit, releases.report(), trace)
+
+
+def _standardize(problem: Problem, releases: Releases) -> _Standardized:
+    """Learn the columns and the target, and bring the rows into their units."""
+    columns = _columns(problem, releases)
+    centre, unit = _target(problem, releases)
     targets = problem.targets
-    if problem.regression:
+    if problem.loss.regression:
         with np.errstate(over="ignore"):  # a warning would tell of a private target
             targets = (targets - centre) / unit
     table = problem.rows.standardized(columns.centre, columns.unit, problem.intercept)
     if problem.left_out is not None:
         table = table.without(problem.left_out)
         targets = np.where(problem.left_out, 0.0, targets)
-    sizes = np.append(columns.moments, 1.0) if problem.intercept else columns.moments
-    scale = sizes ** (method.scale_power / 2)
-    ellipsoid = None
-    if plan.privacy:
-        norm = private_norm(table, scale, queries.pop().noise_multiplier, source)
-        radius = plan.radius * problem.loss.lipschitz * norm
-        ellipsoid = Ellipsoid(np.tile(scale, problem.outputs), radius)
-    setting = Setting(
-        dim=problem.dim,
-        steps=plan.steps,
-        batch_size=plan.batches.size,
-        noise_multiplier=plan.privacy.noise_multiplier if plan.privacy else 0.0,
-        domain=WholeSpace(),
-        ellipsoid=ellipsoid,
-        n_examples=problem.rows.shape[0],
-        step_size=plan.step_size,
-        sampling=plan.batches.sampling,
-        # Shrinking large gradients alone would tilt a quantile towards the median.
-        projection="rows" if problem.regression else "radial",
-        schedule="linear",
-    )
     gradients = GlmGradients(problem.loss, table, targets, problem.outputs)
-    traced = _Traced(method) if plan.evaluation else None
-    result = train(
-        traced or method, gradients, setting, plan.privacy, plan.delta, np.zeros(problem.dim),
-        source, progress=progress,
-    )  # fmt: skip
-    weights, trace = result.last, None
-    if traced and plan.evaluation and plan.privacy and ellipsoid:
-        asked = evaluate(
-            gradients, ellipsoid, traced.path, problem.left_out, plan.evaluation, source
-        )
-        spread = repeated_spread(
-            problem.loss, columns, problem.groups, isinstance(table, SparseRows),
-            problem.intercept, method, setting, result.last,
-        )  # fmt: skip
-        if spread is None:
-            noise = plan.privacy.noise_multiplier / plan.batches.size * ellipsoid.noise_std
-            spread = np.sqrt(traced.gains) * noise
-        weights = asked.factor * weights
-        noises = asked.factor * spread.reshape(problem.outputs, -1) * unit
-        coef_noise = noises[:, : columns.unit.size] / columns.unit
-        squares = np.square(coef_noise) @ np.square(columns.centre)
-        squares += np.square(noises[:, columns.unit.size :]).sum(axis=1)
-        trace = Trace(columns, ellipsoid, coef_noise, np.sqrt(squares), asked)
-    coef, intercept = _original(weights.reshape(problem.outputs, -1) * unit, columns)
-    return LinearModel(coef, intercept + centre, unit, result.privacy, trace)
+    return _Standardized(gradients, columns, centre, unit)
 
 
-def _original(weights: NDArray[np.float64], columns: Columns) -> tuple[NDArray[np.float64], Vector]:
-    """Coefficients and intercepts of columns in their own units."""
-    dim = columns.unit.size
-    coef = weights[:, :dim] / columns.unit
-    if weights.shape[1] == dim:
-        return coef, np.zeros(len(weights))
-    return coef, weights[:, dim] - coef @ columns.centre
+def _trace(task: _Standardized, ellipsoid: Ellipsoid, asked: Evaluation, spread: Vector) -> Trace:
+    columns, dim = task.columns, task.columns.unit.size
+    noises = asked.factor * spread.reshape(task.gradients.outputs, -1) * task.unit
+    coef_noise = noises[:, :dim] / columns.unit
+    squares = np.square(coef_noise) @ np.square(columns.centre)
+    squares += np.square(noises[:, dim:]).sum(axis=1)
+    return Trace(columns, ellipsoid, coef_noise, np.sqrt(squares), asked)
 
 
-class _Traced(Method):
-    """Another method, with notes: iterates on the way, and how far gradients moved the point."""
+class _Path:
+    """Iterates on the way, and how far gradients moved the point: an observer of the training."""
 
-    name: ClassVar[str] = "fit"
-    shape: ClassVar[Shape] = "ellipsoid"
+    def __init__(self, steps: int, start: Vector) -> None:
+        stops = np.linspace(0, steps, min(_CHECKPOINTS, steps) + 1)
+        self.stops = set(np.rint(stops).astype(int).tolist())
+        self.points = [(0, start.copy())]
+        self.gains = np.zeros_like(start)
 
-    def __init__(self, method: Method) -> None:
-        self.method, self.done = method, 0
-        self.path: list[tuple[int, Vector]] = []
-        self.gains: Any = 0.0
-
-    def default_step_size(self, domain: Domain, dim: int) -> float:
-        return self.method.default_step_size(domain, dim)
-
-    def start(self, setting: Setting) -> Any:
-        steps = np.linspace(0, setting.steps, min(_CHECKPOINTS, setting.steps) + 1)
-        self.stops = set(np.rint(steps).astype(int).tolist())
-        self.path.append((0, np.zeros(setting.dim)))
-        return self.method.start(setting)
-
-    def gradient(self, state: Any, oracle: Oracle, x: Vector, batch: Rows) -> Vector:
-        return self.method.gradient(state, oracle, x, batch)
-
-    def step(self, state: Any, x: Vector, gradient: Vector, step_size: float) -> Vector | None:
-        before = x.copy()
-        metric = self.method.step(state, x, gradient, step_size)
-        # Both kinds of step move a coordinate by a multiple of its gradient.
+    def record(self, step: int, before: Vector, x: Vector, gradient: Vector) -> None:
+        # All kinds of step move a coordinate by a multiple of its gradient.
         moved = np.divide(before - x, gradient, out=np.zeros_like(x), where=gradient != 0)
-        self.gains = self.gains + np.square(moved)
-        self.done += 1
-        if self.done in self.stops:
-            self.path.append((self.done, x.copy()))
-        return metric
+        self.gains += np.square(moved)
+        if step in self.stops:
+            self.points.append((step, x.copy()))
 
 
-def _columns(problem: Problem, queries: list[GaussianEvent], source: RandomSource) -> Columns:
-    """What is to be known of the columns, from the first of the queries."""
-    rows, intercept = problem.rows, problem.intercept
-    if not queries:
-        return moments.known_columns(rows, centred=intercept)
-    if problem.bounds is not None:
-        event = queries.pop(0)
-        return moments.bounded_columns(rows, *problem.bounds, event, source, centred=intercept)
-    asked = len(moments.COLUMNS if intercept else moments.SCALES)
-    events, queries[:asked] = queries[:asked], []
-    found = moments.private_columns(rows, events, source)
-    if problem.limits is None:
+def _columns(problem: Problem, releases: Releases) -> Columns:
+    """What is to be known of the columns."""
+    rows, asked = problem.rows, problem.facts.column_queries
+    if releases.plan.unprotected:
+        return moments.known_columns(rows, centred=problem.intercept)
+    found = _learned(rows, asked, problem.bounds, releases, centred=problem.intercept)
+    if problem.limits is None or problem.bounds is not None:
         return found
     return replace(found, unit=np.minimum(found.unit, problem.limits))
 
 
-def _target(
-    problem: Problem, queries: list[GaussianEvent], source: RandomSource
-) -> tuple[float, float]:
+def _target(problem: Problem, releases: Releases) -> tuple[float, float]:
     """Centre and unit of a regression's target; 0 and 1 for classes."""
-    if not problem.regression:
+    asked = problem.facts.target_queries
+    if asked is None:
         return 0.0, 1.0
     column = DenseRows(problem.targets.reshape(-1, 1))
-    if not queries:
+    if releases.plan.unprotected:
         found = moments.known_columns(column, always=True)
-    elif problem.target_bounds is not None:
-        event = queries.pop(0)
-        found = moments.bounded_columns(column, *problem.target_bounds, event, source, always=True)
     else:
-        events, queries[: len(moments.TARGET)] = queries[: len(moments.TARGET)], []
-        found = moments.private_columns(column, events, source, always=True)
+        found = _learned(column, asked, problem.target_bounds, releases, always=True)
     return float(found.centre[0]) if problem.intercept else 0.0, float(found.unit[0])
+
+
+def _learned(
+    rows: DenseRows | SparseRows,
+    asked: ColumnQueries | Share,
+    bounds: Bounds | None,
+    releases: Releases,
+    centred: bool = True,
+    always: bool = False,
+) -> Columns:
+    if isinstance(asked, ColumnQueries):
+        return moments.private_columns(rows, asked, releases, always)
+    if bounds is None:
+        raise ValueError(f"Expected bounds of the columns for the query {asked.purpose!r}.")
+    return moments.bounded_columns(rows, bounds, releases, asked.purpose, centred, always)

@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import math
 import warnings
-from dataclasses import dataclass
 
 from privagrad.methods import Method
 from privagrad.methods.adagrad import DPAdaGrad
 from privagrad.methods.pagan import PAGAN
 from privagrad.methods.pasan import PASAN
-from privagrad.privacy.sampling import Sampling
+from privagrad.privacy.sampling import Batches
 
 STEPS = 300
 RADIUS = 0.2
@@ -39,25 +38,20 @@ def default_delta(n_examples: int) -> float:
     return min(1e-5, 0.1 / n_examples)
 
 
-@dataclass(frozen=True)
-class Batches:
-    """How many rows a step sees and how they are drawn; `sampling` None: all of them."""
-
-    size: int
-    sampling: Sampling | None
-
-
-def batches(n: int, dim: int, sparse: bool, steps: int, given: int | None) -> Batches:
+def batches(n: int, dim: int, sparse: bool, steps: int | None, batch_size: int | None) -> Batches:
     """All rows where that is affordable: no noise is lost to sampling. Else a Poisson sample."""
+    steps = STEPS if steps is None else steps
     entries = min(dim, _SPARSE_ENTRIES) if sparse else dim
     affordable = _WORK / (steps * entries)
-    size = max(affordable, _LEAST_RATE * n, 1) if given is None else given
-    return Batches(n, None) if size > n / 2 else Batches(round(size), "poisson")
+    size = max(affordable, _LEAST_RATE * n, 1) if batch_size is None else batch_size
+    if size > n / 2:
+        return Batches(n, n, steps, None)
+    return Batches(n, round(size), steps, "poisson")
 
 
-def relative_noise(noise_multiplier: float, batch_size: int, steps: int, dim: int) -> float:
+def relative_noise(noise_multiplier: float, batches: Batches, dim: int) -> float:
     """Length of the noise in the average of all steps' gradients, over the bound on one of them."""
-    return noise_multiplier * math.sqrt(dim / steps) / batch_size
+    return noise_multiplier * math.sqrt(dim / batches.steps) / batches.batch_size
 
 
 def step_size(noise: float, regression: bool, method: str, dim: int) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.random import Generator
@@ -14,7 +15,11 @@ from privagrad.glm.losses import Loss
 from privagrad.glm.rows import DenseRows
 from privagrad.methods import Method, Setting
 from privagrad.methods.minimize import train
+from privagrad.privacy.accounting import PrivacyPlan
+from privagrad.privacy.events import training_event
 from privagrad.privacy.noise import random_source
+from privagrad.privacy.releases import Releases
+from privagrad.privacy.sampling import Batches
 from privagrad.queries.moments import Columns
 
 _WORK, _LEAST, _MOST = 5e9, 6, 10
@@ -23,46 +28,63 @@ _RESIDUAL = 0.7
 _NEARLY_ALL, _RARE = 0.97, 0.5
 
 
+@dataclass(frozen=True)
+class MadeUpRows:
+    """What made-up rows follow: everything that is known of the real ones, privately.
+
+    Attributes
+    ----------
+    loss : Loss
+        What is minimised.
+    columns : Columns
+        The learned sizes of the columns.
+    groups : sequence of (int, int)
+        Columns from the first to before the last of which a row has at most one.
+    sparse : bool
+        Whether rare entries are 1 unit; other columns are normal.
+    intercept : bool
+        Whether there is one.
+    """
+
+    loss: Loss
+    columns: Columns
+    groups: Sequence[tuple[int, int]]
+    sparse: bool
+    intercept: bool
+
+    def gradients(self, weights: Vector, count: int, rng: Generator) -> GlmGradients:
+        """The gradients of so many rows, with targets that the model predicts."""
+        columns = self.columns
+        outputs = weights.size // (columns.unit.size + self.intercept)
+        made = DenseRows(_rows(columns, self.groups, self.sparse, count, rng))
+        table = made.standardized(columns.centre, columns.unit, self.intercept)
+        margins = table.margins(weights.reshape(outputs, -1).T if outputs > 1 else weights)
+        return GlmGradients(self.loss, table, _targets(self.loss, margins, rng), outputs)
+
+
 def repeated_spread(
-    loss: Loss,
-    columns: Columns,
-    groups: Sequence[tuple[int, int]],
-    sparse: bool,
-    intercept: bool,
-    method: Method,
-    setting: Setting,
-    weights: Vector,
+    made_up: MadeUpRows, method: Method, setting: Setting, weights: Vector
 ) -> Vector | None:
     """Standard deviation of the weights over trainings that differ in their noise alone.
 
-    It needs no further look at the rows: made-up ones have the columns' learned sizes, drawn
-    independently but for `groups` (first, last + 1) of which a row has at most one, and targets
-    that the model predicts. Rare entries of a `sparse` table are 1 unit, other columns are
-    normal. None where that would take too long.
+    It needs no further look at the rows. None where that would take too long.
     """
-    dim = columns.unit.size
-    outputs = weights.size // (dim + intercept)
-    rows = max(_ROWS, _ROWS_PER_COLUMN * dim)
-    repeats = min(_MOST, int(_WORK / (2 * rows * weights.size * setting.steps)))
+    steps = setting.batches.steps
+    rows = max(_ROWS, _ROWS_PER_COLUMN * made_up.columns.unit.size)
+    repeats = min(_MOST, int(_WORK / (2 * rows * weights.size * steps)))
     if repeats < _LEAST:
         return None
-    rng = np.random.default_rng(0)
-    made = DenseRows(_rows(columns, groups, sparse, rows, rng))
-    table = made.standardized(columns.centre, columns.unit, intercept)
-    margins = table.margins(weights.reshape(outputs, -1).T if outputs > 1 else weights)
-    gradients = GlmGradients(loss, table, _targets(loss, margins, rng), outputs)
+    gradients = made_up.gradients(weights, rows, np.random.default_rng(0))
+    batches = Batches(rows, rows, steps, None)
     # The same noise in the mean gradient, whatever the number of rows.
-    noise = setting.noise_multiplier * rows / setting.batch_size
-    same = Setting(
-        setting.dim, setting.steps, rows, noise, setting.domain, setting.ellipsoid,
-        n_examples=rows, step_size=setting.step_size, sampling=None,
-        projection=setting.projection, schedule=setting.schedule,
-    )  # fmt: skip
+    noise = setting.noise_multiplier * rows / setting.batches.batch_size
+    plan = PrivacyPlan((training_event(batches, noise),))
+    same = replace(setting, batches=batches, plan=plan)
     ends = []
     for seed in range(repeats):
         x = np.zeros(setting.dim)
-        source = random_source(seed)
-        train(method, gradients, same, None, 0.5, x, source, progress=False, threads=1)
+        releases = Releases(plan, random_source(seed), delta=0.5)
+        train(method, gradients, same, releases, x, progress=False, threads=1)
         ends.append(x)
     return np.asarray(np.std(ends, axis=0, ddof=1))
 
@@ -95,7 +117,7 @@ def _targets(loss: Loss, margins: Vector, rng: Generator) -> Vector:
     if loss.multiclass:
         noisy = margins + rng.gumbel(size=margins.shape)
         return np.asarray(noisy.argmax(axis=1), dtype=np.float64)
-    if loss.name in ("logistic", "hinge"):
+    if loss.task == "classification":
         noisy = margins + rng.logistic(size=margins.shape)
         return np.where(noisy > 0, 1.0, -1.0)
     return np.asarray(margins + _RESIDUAL * rng.standard_normal(margins.shape))

@@ -2,58 +2,121 @@
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, Protocol
 
 from privagrad._internal.validate import Vector
 from privagrad.geometry.domains import Domain
 from privagrad.geometry.ellipsoid import Ellipsoid, Projection
-from privagrad.glm.gradients import GlmGradients
 from privagrad.glm.losses import Loss
-from privagrad.privacy.events import GaussianEvent, Release
-from privagrad.privacy.sampling import Rows, Sampling
+from privagrad.privacy.accounting import PrivacyPlan
+from privagrad.privacy.events import Release, training_event
+from privagrad.privacy.mechanism import BoundedSum
+from privagrad.privacy.sampling import Batches, Rows
 
 Shape = Literal["none", "ball", "ellipsoid"]
 Schedule = Literal["constant", "linear"]
 SCHEDULES: tuple[Schedule, ...] = ("constant", "linear")
+
+EllipsoidRule = Callable[[Sequence[Vector]], Ellipsoid]
+"""Chooses the ellipsoid of a step from the private gradients released so far, oldest first."""
+
+
+class Gradients(Protocol):
+    """Gradients of F(x; z_i) for numbered examples i, bounded and summed batch by batch."""
+
+    @property
+    def dim(self) -> int:
+        """The dimension of x."""
+
+    @property
+    def n_examples(self) -> int:
+        """The number of examples."""
+
+    def slack(self, batch_size: float) -> float:
+        """How far beyond its own vector an example can move a sum of so many, by rounding."""
+
+    def add_bounded(
+        self,
+        total: BoundedSum,
+        x: Vector,
+        batch: Rows,
+        ellipsoid: Ellipsoid,
+        projection: Projection = "radial",
+        pool: Executor | None = None,
+    ) -> None:
+        """Add the batch's gradients, each bounded to the ellipsoid, in whitened coordinates."""
+
+    def add_plain(
+        self, total: Vector, x: Vector, batch: Rows, pool: Executor | None = None
+    ) -> tuple[int, int]:
+        """Add the batch's gradients as they are; 0, and how many were not finite."""
+
+    def per_example(self, x: Vector, batch: Rows) -> Vector:
+        """The batch's gradients that are finite, one a row."""
 
 
 @dataclass(frozen=True)
 class Setting:
     """What a method may know before the first step: all of it public.
 
-    `noise_multiplier` is 0 without privacy; `ellipsoid` is then None unless the user gave one.
+    Attributes
+    ----------
+    dim : int
+        The dimension of x.
+    batches : Batches
+        How many steps there are and how each draws its rows.
+    domain : Domain
+        The set to optimise over.
+    plan : PrivacyPlan
+        What will be released; by default nothing is protected.
+    ellipsoid : Ellipsoid, EllipsoidRule or None
+        The set that gradients are bounded to; None where nothing is bounded.
+    public : Gradients or None
+        Gradients of rows that need no protection.
+    step_size : float
+        α.
+    projection : {"radial", "euclidean", "rows"}
+        How gradients are brought into the ellipsoid.
+    schedule : {"constant", "linear"}
+        Whether α stays or falls in a line towards 0.
     """
 
     dim: int
-    steps: int
-    batch_size: int
-    noise_multiplier: float
+    batches: Batches
     domain: Domain
-    ellipsoid: Ellipsoid | None = None
-    public: GlmGradients | None = None
-    n_examples: int = 1
+    plan: PrivacyPlan = field(default_factory=lambda: PrivacyPlan((), unprotected=True))
+    ellipsoid: Ellipsoid | EllipsoidRule | None = None
+    public: Gradients | None = None
     step_size: float = 1.0
-    epsilon: float = math.inf
-    sampling: Sampling | None = "poisson"
     projection: Projection = "radial"
     schedule: Schedule = "constant"
 
     def step_size_at(self, step: int) -> float:
-        """α of the step after `step` others: constant, or falling in a line towards 0."""
-        return self.step_size * (1 - step / self.steps if self.schedule == "linear" else 1)
+        """α of the step after `step` others."""
+        falling = self.schedule == "linear"
+        return self.step_size * (1 - step / self.batches.steps if falling else 1)
 
     @property
-    def epoch(self) -> int:
-        """The steps in which a row is seen once on average."""
-        return max(1, round(self.n_examples / self.batch_size))
+    def noise_multiplier(self) -> float:
+        """z, or 0 without privacy."""
+        return self.plan.noise_multiplier
 
     @property
     def radius(self) -> float:
-        return self.ellipsoid.radius if self.ellipsoid else 1.0
+        """B, or 1 where no ellipsoid is given."""
+        return self.ellipsoid.radius if isinstance(self.ellipsoid, Ellipsoid) else 1.0
+
+    @property
+    def noise_std(self) -> Vector | float:
+        """The standard deviation of the noise in a coordinate of a private gradient."""
+        if not isinstance(self.ellipsoid, Ellipsoid):
+            return 0.0
+        noise: Vector = self.noise_multiplier / self.batches.batch_size * self.ellipsoid.noise_std
+        return noise
 
 
 class Oracle(Protocol):
@@ -61,9 +124,11 @@ class Oracle(Protocol):
 
     @property
     def loss(self) -> Loss:
-        """The loss, which is public."""
+        """The loss of a generalized linear model, which is public."""
 
-    def bounded(self, x: Vector, batch: Rows, ellipsoid: Ellipsoid | None) -> Vector:
+    def bounded(
+        self, x: Vector, batch: Rows, ellipsoid: Ellipsoid | EllipsoidRule | None
+    ) -> Vector:
         """The mean gradient, each example's bounded to the ellipsoid, noise of its shape."""
 
     def private_mean_of(
@@ -76,11 +141,13 @@ class Oracle(Protocol):
         coordinate by coordinate does, products of matrices do not.
         """
 
-    def minimum(self, ridge: float, smoothing: float, cover: float | None = None) -> Vector:
-        """The minimiser of the risk with this ridge, with noise on it.
+    def minimum(self, ridge: float, smoothing: float) -> Vector:
+        """The minimiser of the risk with this ridge, with noise on it."""
 
-        With `cover` the noise is in the objective, and noise of that multiplier covers what the
-        solver's tolerance lets the answer move.
+    def perturbed_minimum(self, ridge: float, smoothing: float) -> Vector:
+        """The minimiser of the risk with noise in the objective.
+
+        A little noise on it covers what the solver's tolerance lets the answer move.
         """
 
 
@@ -89,11 +156,16 @@ class Method(ABC):
 
     Attributes
     ----------
-    name : what users call it
-    shape : "none" for methods without bound and noise, "ball" for A = I, "ellipsoid" for any A
-    needs_public : whether it learns something from public rows
-    one_shot : whether it makes one release over all rows instead of steps over batches
-    scale_power : its ellipsoid's best scale is σ^scale_power for gradients of scales σ
+    name : str
+        What users call it.
+    shape : {"none", "ball", "ellipsoid"}
+        "none" for methods without bound and noise, "ball" for A = I, "ellipsoid" for any A.
+    needs_public : bool
+        Whether it learns something from public rows.
+    one_shot : bool
+        Whether it makes one release over all rows instead of steps over batches.
+    scale_power : float
+        Its ellipsoid's best scale is σ^scale_power for gradients of scales σ.
     """
 
     name: ClassVar[str]
@@ -102,11 +174,13 @@ class Method(ABC):
     one_shot: ClassVar[bool] = False
     scale_power: ClassVar[float] = 0.0
 
-    def events(
-        self, epsilon: float, n: int, batch_size: int, steps: int, sampling: Sampling | None
-    ) -> tuple[Release, ...]:
-        """What it will release; the last one's noise multiplier is what calibration sets."""
-        return (GaussianEvent(1.0, steps, sampling, n, batch_size, "gradients"),)
+    def training(self, batches: Batches, epsilon: float) -> Release:
+        """The release whose noise multiplier calibration sets."""
+        return training_event(batches)
+
+    def other_events(self) -> tuple[Release, ...]:
+        """What it releases besides, at a fixed cost."""
+        return ()
 
     def ellipsoid(self, given: Ellipsoid) -> Ellipsoid:
         """The ellipsoid it uses: the one given, or for A = I the ball of the same radius."""

@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from privagrad._internal.validate import Vector
-from privagrad.glm.gradients import GlmGradients
-from privagrad.methods._base import Setting
+from privagrad.methods._base import Gradients, Setting
 
 
 @dataclass
@@ -19,7 +18,7 @@ class PublicSubspace:
     the absolute and the linear loss it never does).
     """
 
-    public: GlmGradients
+    public: Gradients
     rank: int
     epoch: int
     basis: Vector = field(init=False)  # d × rank, orthonormal columns
@@ -31,7 +30,7 @@ class PublicSubspace:
         """The subspace of the setting's public rows."""
         if setting.public is None:
             raise ValueError("Expected public rows in the setting, found None.")
-        return cls(setting.public, rank, setting.epoch)
+        return cls(setting.public, rank, setting.batches.epoch)
 
     def at(self, x: Vector) -> Vector:
         """The basis for the step at `x`."""
@@ -42,7 +41,7 @@ class PublicSubspace:
 
     def _look(self, x: Vector) -> None:
         public = self.public
-        gradients = public.per_example(x, np.arange(public.rows.shape[0]))
+        gradients = public.per_example(x, np.arange(public.n_examples))
         moment = gradients.T @ gradients
         if self._moment is None or not np.array_equal(moment, self._moment):
             self._moment = moment

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
@@ -78,25 +78,22 @@ class AdaCliP(sgd.SGD):
     def start(self, setting: Setting) -> _State:
         return _State(setting, setting.radius / (self.multiple * math.sqrt(setting.dim)))
 
-    def gradient(self, state: Any, oracle: Oracle, x: Vector, batch: Rows) -> Vector:
+    def gradient(self, state: _State, oracle: Oracle, x: Vector, batch: Rows) -> Vector:
         if state.setting.noise_multiplier == 0:
             return oracle.bounded(x, batch, None)
         mean, width = state.mean, state.width
         with np.errstate(over="ignore"):
             released = oracle.private_mean_of(x, batch, lambda rows: (rows - mean) / width, x.size)
         gradient: Vector = width * released + mean
+        self._learn(state, gradient)
         return gradient
-
-    def step(self, state: Any, x: Vector, gradient: Vector, step_size: float) -> Vector | None:
-        if state.setting.noise_multiplier > 0:
-            self._learn(state, gradient)
-        return super().step(state, x, gradient, step_size)
 
     def _learn(self, state: _State, gradient: Vector) -> None:
         setting, kept = state.setting, self.scale_memory
         off = gradient - state.mean
-        noise = state.width * (setting.noise_multiplier / setting.batch_size)
-        seen = setting.batch_size * (off**2 - noise**2)
+        batch_size = setting.batches.batch_size
+        noise = state.width * (setting.noise_multiplier / batch_size)
+        seen = batch_size * (off**2 - noise**2)
         state.variance = kept * state.variance + (1 - kept) * seen
         state.mean = state.mean + (1 - self.mean_memory) * off
         least, most = state.first / self.spread, state.first * self.spread

@@ -39,9 +39,8 @@ class AdaGrad(Method):
 
     def start(self, setting: Setting) -> State:
         squares = np.zeros(setting.dim)
-        if self.head_start and setting.ellipsoid:
-            noise = setting.noise_multiplier / setting.batch_size * setting.ellipsoid.noise_std
-            squares += self.head_start * setting.steps * noise**2
+        if self.head_start:
+            squares += self.head_start * setting.batches.steps * np.square(setting.noise_std)
         return State(setting, squares, np.empty(setting.dim))
 
     def step(self, state: State, x: Vector, gradient: Vector, step_size: float) -> Vector:

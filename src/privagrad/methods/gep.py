@@ -64,7 +64,7 @@ class GEP(sgd.SGD):
     def start(self, setting: Setting) -> _State:
         return _State(setting, PublicSubspace.of(setting, self.rank))
 
-    def gradient(self, state: Any, oracle: Oracle, x: Vector, batch: Rows) -> Vector:
+    def gradient(self, state: _State, oracle: Oracle, x: Vector, batch: Rows) -> Vector:
         if state.setting.noise_multiplier == 0:
             return oracle.bounded(x, batch, None)
         basis, radius = state.subspace.at(x), state.setting.radius

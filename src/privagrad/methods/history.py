@@ -48,7 +48,7 @@ class HistoryPAGAN(PAGAN):
             differences=np.zeros(dim),
             noise=np.zeros(dim),
             fourths=np.zeros(dim),
-            ellipsoid=setting.ellipsoid,
+            ellipsoid=setting.ellipsoid if isinstance(setting.ellipsoid, Ellipsoid) else None,
         )
 
     def gradient(self, state: _State, oracle: Oracle, x: Vector, batch: Rows) -> Vector:
@@ -59,7 +59,9 @@ class HistoryPAGAN(PAGAN):
 
     def _learn(self, state: _State, ellipsoid: Ellipsoid, gradient: Vector) -> None:
         setting = state.setting
-        noise = np.square(setting.noise_multiplier / setting.batch_size * ellipsoid.noise_std)
+        noise = np.square(
+            setting.noise_multiplier / setting.batches.batch_size * ellipsoid.noise_std
+        )
         if state.before is not None:
             state.differences += np.square(gradient - state.before) / 2
             state.noise += noise
@@ -71,9 +73,9 @@ class HistoryPAGAN(PAGAN):
             return
         variance = (state.differences - state.noise) / count
         hidden = np.sqrt(2 * state.fourths) / count
-        moments = setting.batch_size * np.maximum(variance, hidden)
+        moments = setting.batches.batch_size * np.maximum(variance, hidden)
         scale: Vector = moments ** (self.scale_power / 2)
         # Of the sum over coordinates noise hides less than of each.
         size = max(float(scale @ variance), float(np.linalg.norm(scale * hidden)))
-        state.ellipsoid = Ellipsoid(scale, 0.5 * math.sqrt(setting.batch_size * size))
+        state.ellipsoid = Ellipsoid(scale, 0.5 * math.sqrt(setting.batches.batch_size * size))
         state.before = None

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -20,31 +20,42 @@ from privagrad.geometry.domains import Domain, WholeSpace
 from privagrad.geometry.ellipsoid import PROJECTIONS, Ellipsoid, Projection
 from privagrad.glm.gradients import GlmGradients
 from privagrad.glm.losses import Loss
-from privagrad.glm.rows import as_rows, as_targets
+from privagrad.glm.rows import DenseRows, as_rows, as_targets
 from privagrad.methods import METHODS, SCHEDULES, Method, Oracle, Schedule, Setting
+from privagrad.methods._base import EllipsoidRule, Gradients
+from privagrad.methods.objective import Objective, ObjectiveGradients
 from privagrad.methods.oracle import Diagnostics, GradientOracle
 from privagrad.privacy.accounting import PrivacyPlan, PrivacyReport
 from privagrad.privacy.events import GaussianEvent, relation_of
-from privagrad.privacy.noise import RandomSource, RandomState, random_source
-from privagrad.privacy.sampling import SAMPLINGS, Rows, Sampling, batches
+from privagrad.privacy.noise import RandomState, random_source
+from privagrad.privacy.releases import Releases
+from privagrad.privacy.sampling import SAMPLINGS, Batches, Rows, Sampling
 from privagrad.queries.columns import query_events
 from privagrad.queries.moments import SCALES, known_moments, private_moments, shaped_ellipsoid
 
 Callback = Callable[[int, Vector], object]
+Observer = Callable[[int, Vector, Vector, Vector], None]
+"""Called with the number of a step, the points before and after it, and the private gradient."""
 
 
 @dataclass(frozen=True)
 class Result:
-    """Where a run ended.
+    """The result of a run.
 
     Attributes
     ----------
-    x : the suffix average, what every method returns by default
-    last : the last iterate
-    average : mean of all iterates x_1 ... x_T, what Algorithms 1 and 2 return
-    suffix_average : mean of the last half of the iterates
-    privacy : what it cost
-    diagnostics : counts for debugging, NOT private
+    x : array of shape (d,)
+        The suffix average, which every method returns by default.
+    last : array of shape (d,)
+        The last iterate.
+    average : array of shape (d,)
+        The mean of all iterates x_1 ... x_T, which Algorithms 1 and 2 return.
+    suffix_average : array of shape (d,)
+        The mean of the last half of the iterates.
+    privacy : PrivacyReport
+        What the run cost.
+    diagnostics : Diagnostics
+        Counts for debugging, NOT private.
     """
 
     last: Vector
@@ -58,60 +69,96 @@ class Result:
         return self.suffix_average
 
 
+class Options(TypedDict, total=False):
+    """Keywords of `minimize` that few users need.
+
+    Attributes
+    ----------
+    schedule : {"constant", "linear"}
+        Whether the step size stays or falls in a line towards 0.
+    projection : {"radial", "euclidean", "rows"}
+        How gradients are brought into the ellipsoid: "euclidean" is the paper's π_A; "rows"
+        shrinks a row of a linear model by what the largest possible slope would need, so that
+        quantiles and probabilities keep their balance.
+    public : tuple (X, y) or Objective
+        Examples that need no protection, for the ellipsoid and for the methods that learn from
+        them.
+    x0 : array of shape (d,)
+        The starting point, by default the domain's point next to 0.
+    callback : callable
+        Called as ``callback(k, x)`` after step k = 1, 2, ...; x is the loop's own array, copy what
+        you keep. A true return value ends the run, which still costs its whole plan: when it ends
+        depends on the rows. For a cheaper run give fewer `steps`.
+    progress : bool or None
+        Whether to show a progress bar; None: after two seconds on a terminal.
+    threads : int
+        By default all processors; the result does not depend on it.
+    """
+
+    schedule: Schedule
+    projection: Projection
+    public: tuple[Any, ArrayLike | None] | Objective | None
+    x0: ArrayLike | None
+    callback: Callback | None
+    progress: bool | None
+    threads: int | None
+
+
 def minimize(
-    loss: str | Loss,
-    X: Any,
+    loss: str | Loss | Objective,
+    X: Any = None,
     y: ArrayLike | None = None,
     *,
     method: str | Method = "pagan",
     epsilon: float | None = None,
     delta: float = 1e-5,
-    ellipsoid: Ellipsoid | None = None,
+    ellipsoid: Ellipsoid | EllipsoidRule | None = None,
     domain: Domain | None = None,
     batch_size: int | None = None,
     steps: int | None = None,
     step_size: float | None = None,
-    schedule: Schedule = "constant",
     sampling: Sampling = "poisson",
-    projection: Projection = "radial",
-    public: tuple[Any, ArrayLike | None] | None = None,
-    x0: ArrayLike | None = None,
     random_state: RandomState = None,
-    callback: Callback | None = None,
-    progress: bool | None = None,
-    threads: int | None = None,
+    **options: Unpack[Options],
 ) -> Result:
     """Minimise the mean of F(x; z_i) over a domain under differential privacy.
 
     Parameters
     ----------
-    loss : "absolute", "logistic", "hinge", "huber", "quantile", "linear", or a `Loss`
+    loss : str, Loss or Objective
+        "absolute", "logistic", "hinge", "huber", "quantile", "linear", "softmax" or
+        "multiclass-hinge" of a linear model of X and y; or an objective of your own, which has its
+        own examples.
     X : array, CSR matrix, or pandas or Polars frame of numbers, of shape (n, d)
-    y : targets of shape (n,); None for the linear loss; classes 0, 1, 2, ... for the losses of
-        several classes, of which the highest is taken as public
-    method : "pagan", "pasan", "dp-adagrad", "dp-sgd", the non-private "adagrad", "sgd", any other
-        name of `privagrad.methods.METHODS`, or a method object with its own settings
-    epsilon, delta : the budget; ``epsilon=float("inf")`` means no noise and no clipping
-    ellipsoid : what gradients are bounded to, and the shape of the noise. Methods with A = I take
-        its radius alone. Its scale and radius must not come from these rows unless privately; with
-        None they come from `public` rows, or else from two queries paid out of epsilon.
-    domain : the set to optimise over, default `WholeSpace()`
-    batch_size : expected rows a step, default max(√n, n/100)
-    steps : default (n / batch_size)², as in Lemma 1
-    step_size : α; default diam_2 of the domain for PASAN, diam_∞ for AdaGrad and PAGAN
-    schedule : "constant", or "linear": α falls in a line towards 0
-    sampling : "poisson", "with_replacement" (the paper's) or "without_replacement"
-    projection : "radial"; "euclidean" for the paper's π_A; "rows" shrinks a row by what the
-        largest possible slope would need, so that quantiles and probabilities keep their balance
-    public : (X, y) of rows that need no protection, for the ellipsoid and for the methods that
-        learn from them
-    x0 : where to start, default the domain's point next to 0
-    random_state : None for the secure source; a seed makes a run repeatable and NOT private
-    callback : called as ``callback(k, x)`` after step k = 1, 2, ...; x is the loop's own array,
-        copy what you keep. A true return value ends the run, which still costs its whole plan:
-        when it ends depends on the rows. For a cheaper run give fewer `steps`.
-    progress : a bar: None after two seconds on a terminal, False never, True always
-    threads : default all processors; the result does not depend on it
+        The rows of a linear model.
+    y : array of shape (n,)
+        Targets; None for the linear loss; classes 0, 1, 2, ... for the losses of several classes,
+        of which the highest is taken as public.
+    method : str or Method
+        "pagan", "pasan", "dp-adagrad", "dp-sgd", the non-private "adagrad", "sgd", any other
+        name of `privagrad.methods.METHODS`, or a method object with its own settings.
+    epsilon, delta : float
+        The budget; ``epsilon=float("inf")`` means no noise and no clipping.
+    ellipsoid : Ellipsoid or callable
+        The set that gradients are bounded to, and the shape of the noise. Methods with A = I take
+        its radius alone. Its scale and radius must not come from these rows unless privately. A
+        function of the private gradients released so far (a tuple of arrays, oldest first) chooses
+        the ellipsoid A_k of each step, as Algorithms 1 and 2 do. With None it comes from `public`
+        rows, or else from two queries paid out of epsilon.
+    domain : Domain
+        The set to optimise over, by default `WholeSpace()`.
+    batch_size : int
+        Expected rows a step, by default max(√n, n/100).
+    steps : int
+        By default (n / batch_size)², as in Lemma 1.
+    step_size : float
+        α; by default diam_2 of the domain for PASAN, diam_∞ for AdaGrad and PAGAN.
+    sampling : {"poisson", "with_replacement", "without_replacement"}
+        How a step draws its rows; the paper's is with replacement.
+    random_state : int, Generator or None
+        None for the secure source; a seed makes a run repeatable and NOT private.
+    **options : Options
+        schedule, projection, public, x0, callback, progress, threads: see `Options`.
 
     Returns
     -------
@@ -122,90 +169,61 @@ def minimize(
     ----------
     All iterates together satisfy ``result.privacy``. The number of rows n is public.
     """
+    validate.known_options("minimize", options, Options.__annotations__)
     rule = method if isinstance(method, Method) else METHODS[_known(method)]
     validate.choice("sampling", sampling, SAMPLINGS)
+    projection = options.get("projection", "radial")
     validate.choice("projection", projection, PROJECTIONS)
+    schedule = options.get("schedule", "constant")
     validate.choice("schedule", schedule, SCHEDULES)
-    rows = as_rows(X)
-    kind = loss if isinstance(loss, Loss) else Loss(loss)
-    if rule.one_shot and kind.multiclass:
-        raise ValueError(
-            f"Expected a loss of one margin for {rule.name!r}, which perturbs a minimiser; found "
-            f"{kind.name!r}: use 'pagan' or 'pasan'."
-        )
-    gradients = GlmGradients.of(kind, rows, y)
-    n, dim = rows.shape[0], gradients.dim
+    gradients = _gradients(loss, X, y, rule, projection)
+    batches = _batches(rule, gradients.n_examples, batch_size, steps, sampling)
+    dim = gradients.dim
     domain = WholeSpace() if domain is None else domain
-    if rule.one_shot:
-        batch_size, steps, sampling = n, 1, "poisson"
-    batch_size = _batch_size(batch_size, n)
-    steps = validate.integer("steps", round((n / batch_size) ** 2) if steps is None else steps)
     step_size = _step_size(step_size, rule, domain, dim)
+    x0 = options.get("x0")
     x = domain.project(np.zeros(dim) if x0 is None else validate.vector("x0", x0, dim=dim))
-    shown = _public_gradients(rule, kind, public, gradients)
+    public = _public(rule, options.get("public"), gradients)
+    ellipsoid = _checked(ellipsoid, rule, dim)
     source = random_source(random_state)
 
-    plan = None
+    plan = PrivacyPlan((), unprotected=True)
     if _is_private(rule, epsilon):
-        budget, delta = float(epsilon or 0), validate.delta_of(delta, n)
-        queries: list[GaussianEvent] = []
-        if ellipsoid is None and shown is None:
-            queries = query_events(SCALES, budget, delta, relation_of(sampling))
-        *others, training = rule.events(budget, n, batch_size, steps, sampling)
-        plan = PrivacyPlan.calibrate_event(training, budget, delta, [*queries, *others])
-        if ellipsoid is None:
-            known = known_moments(shown.rows) if shown else private_moments(rows, queries, source)
-            moments = np.tile(known, gradients.outputs)
-            ellipsoid = shaped_ellipsoid(moments, kind.lipschitz, rule.scale_power)
-        ellipsoid = rule.ellipsoid(_given_ellipsoid(ellipsoid, dim))
+        budget, delta = float(epsilon or 0), validate.delta_of(delta, gradients.n_examples)
+        learned = ellipsoid is None and public is None
+        plan = _plan(rule, batches, budget, delta, learned)
+    releases = Releases(plan, source, delta)
+    if not plan.unprotected and ellipsoid is None:
+        ellipsoid = rule.ellipsoid(_learned_ellipsoid(rule, gradients, public, x, releases))
     setting = Setting(
-        dim,
-        steps,
-        batch_size,
-        plan.noise_multiplier if plan else 0.0,
-        domain,
-        ellipsoid,
-        shown,
-        n,
-        step_size,
-        float(epsilon) if plan and epsilon else math.inf,
-        sampling,
-        projection,
-        schedule,
+        dim, batches, domain, plan, ellipsoid, public, step_size, projection, schedule
     )
-    return train(rule, gradients, setting, plan, delta, x, source, callback, progress, threads)
+    return train(
+        rule, gradients, setting, releases, x,
+        callback=options.get("callback"), progress=options.get("progress"),
+        threads=options.get("threads"),
+    )  # fmt: skip
 
 
 def train(
     method: Method,
-    gradients: GlmGradients,
+    gradients: Gradients,
     setting: Setting,
-    plan: PrivacyPlan | None,
-    delta: float,
+    releases: Releases,
     x: Vector,
-    source: RandomSource,
+    *,
     callback: Callback | None = None,
+    observer: Observer | None = None,
     progress: bool | None = None,
     threads: int | None = None,
 ) -> Result:
-    """Move `x` in place through all steps of the setting; without a plan, without privacy.
-
-    The plan's last event is this training; those before it have been released by the caller.
-    """
-    drawn = batches(
-        setting.sampling, setting.n_examples, setting.batch_size, setting.steps, source.sampler
-    )
-    drawn = track(drawn, setting.steps, method.name, progress)
+    """Move `x` in place through all steps of the setting."""
+    drawn = setting.batches.draw(releases.source.sampler)
+    drawn = track(drawn, setting.batches.steps, method.name, progress)
     with _pool(threads) as pool:
-        oracle = GradientOracle(gradients, setting, source, pool)
-        averages = descend(method, oracle, drawn, x, setting, callback)
-    return Result(
-        last=x,
-        average=averages[0],
-        suffix_average=averages[1],
-        privacy=_report(plan, delta, setting.sampling, source),
-        diagnostics=oracle.diagnostics,
-    )
+        oracle = GradientOracle(gradients, setting, releases, pool)
+        average, suffix_average = descend(method, oracle, drawn, x, setting, callback, observer)
+    return Result(x, average, suffix_average, releases.report(), oracle.diagnostics)
 
 
 def descend(
@@ -215,19 +233,23 @@ def descend(
     x: Vector,
     setting: Setting,
     callback: Callback | None = None,
+    observer: Observer | None = None,
 ) -> tuple[Vector, Vector]:
     """Move `x` in place through the batches; the average and the suffix average."""
     state = method.start(setting)
-    project, halfway = setting.domain.project_into, setting.steps // 2
+    project, halfway = setting.domain.project_into, setting.batches.steps // 2
     total = np.zeros_like(x)
     before, skipped = np.zeros_like(x), 0
     done = 0
     for batch in drawn:
         gradient = method.gradient(state, oracle, x, batch)
+        old = x.copy() if observer is not None else x
         metric = method.step(state, x, gradient, setting.step_size_at(done))
+        done += 1
+        if observer is not None:
+            observer(done, old, x, gradient)
         project(x, x, metric)
         total += x
-        done += 1
         if done == halfway:
             before, skipped = total.copy(), done
         if callback is not None and callback(done, x):
@@ -239,9 +261,89 @@ def _known(name: object) -> str:
     return validate.choice("method", name, METHODS)
 
 
-def _public_gradients(
-    method: Method, loss: Loss, public: tuple[Any, Any] | None, private: GlmGradients
-) -> GlmGradients | None:
+def _gradients(
+    loss: str | Loss | Objective, X: Any, y: Any, rule: Method, projection: Projection
+) -> GlmGradients | ObjectiveGradients:
+    """The gradients of a linear model, or of an objective of the user's own."""
+    if isinstance(loss, (str, Loss)):
+        kind = loss if isinstance(loss, Loss) else Loss(loss)
+        if rule.one_shot and kind.multiclass:
+            raise ValueError(
+                f"Expected a loss of one margin for {rule.name!r}, which perturbs a minimiser; "
+                f"found {kind.name!r}: use 'pagan' or 'pasan'."
+            )
+        return GlmGradients.of(kind, as_rows(X), y)
+    if not isinstance(loss, Objective):
+        raise TypeError(
+            "Expected the name of a loss, a Loss, or an objective with dim, n_examples and "
+            f"per_example_gradients(x, rows); found {type(loss).__name__}."
+        )
+    if X is not None or y is not None:
+        raise ValueError("Expected no X and y with an objective, which has its own examples.")
+    if rule.one_shot:
+        raise ValueError(
+            f"Expected a loss of a linear model for {rule.name!r}, which perturbs its minimiser; "
+            "found an objective: use 'pagan' or 'pasan'."
+        )
+    if projection == "rows":
+        raise ValueError(
+            "Expected projection 'radial' or 'euclidean' for an objective, found 'rows', which "
+            "needs the rows of a linear model."
+        )
+    return ObjectiveGradients(loss)
+
+
+def _batches(
+    rule: Method, n: int, batch_size: int | None, steps: int | None, sampling: Sampling
+) -> Batches:
+    if rule.one_shot:
+        return Batches(n, n, 1, "poisson")
+    wanted = round(max(math.sqrt(n), n / 100)) if batch_size is None else batch_size
+    size = validate.integer("batch_size", wanted)
+    if size > n:
+        raise ValueError(f"Expected batch_size <= {n}, the rows of X; found batch_size={size}.")
+    count = round((n / size) ** 2) if steps is None else steps
+    return Batches(n, size, validate.integer("steps", count), sampling)
+
+
+def _plan(
+    rule: Method, batches: Batches, epsilon: float, delta: float, learned: bool
+) -> PrivacyPlan:
+    """What will be released: with a `learned` ellipsoid its queries too."""
+    queries: list[GaussianEvent] = []
+    if learned:
+        relation = relation_of(batches.sampling or "poisson")
+        queries = query_events(SCALES.shares, epsilon, delta, relation)
+    training = rule.training(batches, epsilon)
+    others = [*queries, *rule.other_events()]
+    return PrivacyPlan.calibrate_event(training, epsilon, delta, others)
+
+
+def _learned_ellipsoid(
+    rule: Method,
+    gradients: GlmGradients | ObjectiveGradients,
+    public: GlmGradients | ObjectiveGradients | None,
+    x: Vector,
+    releases: Releases,
+) -> Ellipsoid:
+    """The ellipsoid by the second moments of the columns, or of an objective's gradients at x."""
+    if isinstance(gradients, ObjectiveGradients):
+        if isinstance(public, ObjectiveGradients):
+            known = DenseRows(public.per_example(x, np.arange(public.n_examples)))
+            return shaped_ellipsoid(known_moments(known), 1.0, rule.scale_power)
+        return shaped_ellipsoid(private_moments(gradients.at(x), releases), 1.0, rule.scale_power)
+    if isinstance(public, GlmGradients):
+        moments = known_moments(public.rows)
+    else:
+        moments = private_moments(gradients.rows, releases)
+    tiled = np.tile(moments, gradients.outputs)
+    return shaped_ellipsoid(tiled, gradients.loss.lipschitz, rule.scale_power)
+
+
+def _public(
+    method: Method, public: Any, private: GlmGradients | ObjectiveGradients
+) -> GlmGradients | ObjectiveGradients | None:
+    """The gradients of public examples, of the same kind as the private ones."""
     if public is None:
         if method.needs_public:
             raise ValueError(
@@ -249,13 +351,20 @@ def _public_gradients(
                 "protection, from the same source as the private ones."
             )
         return None
+    if isinstance(private, ObjectiveGradients):
+        if not isinstance(public, Objective) or public.dim != private.dim:
+            raise ValueError(
+                f"Expected public= to be an objective of dimension {private.dim} too, of examples "
+                f"that need no protection; found {type(public).__name__}."
+            )
+        return ObjectiveGradients(public)
     rows = as_rows(public[0])
     if rows.shape[1] != private.rows.shape[1]:
         raise ValueError(
             f"Expected public rows of {private.rows.shape[1]} columns, found {rows.shape[1]}."
         )
-    targets = loss.targets(as_targets(public[1]), rows.shape[0])
-    return GlmGradients(loss, rows, targets, private.outputs)
+    targets = private.loss.targets(as_targets(public[1]), rows.shape[0])
+    return GlmGradients(private.loss, rows, targets, private.outputs)
 
 
 def _is_private(method: Method, epsilon: float | None) -> bool:
@@ -274,24 +383,34 @@ def _is_private(method: Method, epsilon: float | None) -> bool:
     return not math.isinf(validate.positive("epsilon", epsilon, allow_inf=True))
 
 
-def _given_ellipsoid(ellipsoid: Ellipsoid, dim: int) -> Ellipsoid:
-    if not isinstance(ellipsoid, Ellipsoid):
+def _checked(
+    given: Ellipsoid | EllipsoidRule | None, rule: Method, dim: int
+) -> Ellipsoid | EllipsoidRule | None:
+    """The ellipsoid as the method uses it; of a function, every ellipsoid it chooses."""
+    if given is None:
+        return None
+    if isinstance(given, Ellipsoid):
+        if given.dim != dim:
+            raise ValueError(f"Expected an ellipsoid of dimension {dim}, as x; found {given.dim}.")
+        return rule.ellipsoid(given)
+    if not callable(given):
         raise TypeError(
-            f"Expected an Ellipsoid of dimension {dim}, or None to learn one; found {ellipsoid!r}."
+            f"Expected an Ellipsoid of dimension {dim}, a function that chooses one, or None to "
+            f"learn one; found {given!r}."
         )
-    if ellipsoid.dim != dim:
-        raise ValueError(f"Expected an ellipsoid of dimension {dim}, as x; found {ellipsoid.dim}.")
-    return ellipsoid
-
-
-def _batch_size(given: int | None, n: int) -> int:
-    wanted = round(max(math.sqrt(n), n / 100)) if given is None else given
-    batch_size = validate.integer("batch_size", wanted)
-    if batch_size > n:
+    if type(rule).gradient is not Method.gradient:
         raise ValueError(
-            f"Expected batch_size <= {n}, the rows of X; found batch_size={batch_size}."
+            f"Expected one Ellipsoid for {rule.name!r}, found a function: use 'pagan', 'pasan', "
+            "'dp-adagrad', 'dp-sgd' or 'mirror-descent'."
         )
-    return batch_size
+
+    def choose(released: Any) -> Ellipsoid:
+        chosen = _checked(given(released), rule, dim)
+        if not isinstance(chosen, Ellipsoid):
+            raise TypeError(f"Expected the function to return an Ellipsoid, found {chosen!r}.")
+        return chosen
+
+    return choose
 
 
 def _step_size(given: float | None, method: Method, domain: Domain, dim: int) -> float:
@@ -304,27 +423,6 @@ def _step_size(given: float | None, method: Method, domain: Domain, dim: int) ->
             "'pasan', 'adagrad' and 'pagan' a bounded domain, for example domain=Box(-1, 1)."
         )
     return default
-
-
-def _report(
-    plan: PrivacyPlan | None,
-    delta: float,
-    sampling: Sampling | None,
-    source: RandomSource,
-) -> PrivacyReport:
-    if plan is None:
-        relation = relation_of(sampling or "poisson")
-        return PrivacyReport(math.inf, delta, relation, sampling, "none", (), source.seeded)
-    # A run that a callback stopped costs all of it: the time of the stop depends on the releases.
-    return PrivacyReport(
-        plan.epsilon(delta),
-        delta,
-        plan.relation,
-        plan.events[-1].sampling,
-        plan.accountant,
-        plan.events,
-        source.seeded,
-    )
 
 
 @contextmanager

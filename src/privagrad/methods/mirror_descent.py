@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
@@ -55,7 +55,7 @@ class MirrorDescent(Method):
         standard = 1 + 1 / math.log(setting.dim) if setting.dim > 3 else 2.0
         return _State(setting, standard if self.power is None else self.power)
 
-    def step(self, state: Any, x: Vector, gradient: Vector, step_size: float) -> None:
+    def step(self, state: _State, x: Vector, gradient: Vector, step_size: float) -> None:
         dual = to_mirror(x, state.power) - step_size * gradient
         np.copyto(x, from_mirror(dual, state.power))
 

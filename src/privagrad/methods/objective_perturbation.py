@@ -10,15 +10,16 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from privagrad._internal.validate import Vector
 from privagrad.glm.losses import Loss
 from privagrad.glm.minimizers import curvature
+from privagrad.methods import sgd
 from privagrad.methods._base import Oracle, Setting
 from privagrad.methods.output_perturbation import _PLAIN_RIDGE, OutputPerturbation
-from privagrad.privacy.events import GaussianEvent, ObjectiveEvent, Release
-from privagrad.privacy.sampling import Rows, Sampling
+from privagrad.privacy.events import SOLVER_TOLERANCE, GaussianEvent, ObjectiveEvent, Release
+from privagrad.privacy.sampling import Batches, Rows
 
 _VOLUME_SHARE = 0.2
 _COVER = 200.0
@@ -30,22 +31,25 @@ class ObjectivePerturbation(OutputPerturbation):
 
     name: ClassVar[str] = "objective-perturbation"
 
-    def events(
-        self, epsilon: float, n: int, batch_size: int, steps: int, sampling: Sampling | None
-    ) -> tuple[Release, ...]:
-        cover = GaussianEvent(_COVER, purpose="solver tolerance")
-        return cover, ObjectiveEvent(1.0, _VOLUME_SHARE * epsilon)
+    def training(self, batches: Batches, epsilon: float) -> Release:
+        return ObjectiveEvent(1.0, _VOLUME_SHARE * epsilon)
 
-    def gradient(self, state: Any, oracle: Oracle, x: Vector, batch: Rows) -> Vector:
-        setting: Setting = state.setting
-        return oracle.minimum(self.ridge_for(setting, oracle.loss), self.smoothing, _COVER)
+    def other_events(self) -> tuple[Release, ...]:
+        return (GaussianEvent(_COVER, purpose=SOLVER_TOLERANCE),)
+
+    def gradient(self, state: sgd.State, oracle: Oracle, x: Vector, batch: Rows) -> Vector:
+        ridge = self.ridge_for(state.setting, oracle.loss)
+        return oracle.perturbed_minimum(ridge, self.smoothing)
 
     def ridge_for(self, setting: Setting, loss: Loss) -> float:
         """Λ/n: enough for the volume, and for noise b a solution of the size `step_size`."""
-        if setting.noise_multiplier == 0:
+        if setting.plan.unprotected:
             return _PLAIN_RIDGE
+        event = setting.plan[setting.plan.training]
+        if not isinstance(event, ObjectiveEvent):
+            raise TypeError(f"Expected noise in the objective, found {event}.")
         row = setting.radius / loss.lipschitz
         bend = curvature(loss.smoothness, loss.lipschitz, self.smoothing)
-        volume = bend * row**2 / math.expm1(_VOLUME_SHARE * setting.epsilon)
-        useful = setting.noise_multiplier * setting.radius / setting.step_size
-        return max(volume, useful) / setting.n_examples
+        volume = bend * row**2 / math.expm1(event.log_volume)
+        useful = event.noise_multiplier * setting.radius / setting.step_size
+        return max(volume, useful) / setting.batches.n_examples

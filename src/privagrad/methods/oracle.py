@@ -15,12 +15,11 @@ from privagrad.geometry.ellipsoid import Ellipsoid
 from privagrad.glm.gradients import GlmGradients
 from privagrad.glm.losses import Loss
 from privagrad.glm.minimizers import RegularizedRisk
-from privagrad.methods import Setting
-from privagrad.privacy.mechanism import GaussianSum, bounded_units
-from privagrad.privacy.noise import RandomSource
+from privagrad.methods._base import EllipsoidRule, Gradients, Setting
+from privagrad.privacy.events import SOLVER_TOLERANCE
+from privagrad.privacy.mechanism import BoundedSum, GaussianSum
+from privagrad.privacy.releases import Releases
 from privagrad.privacy.sampling import Rows
-
-_MOST_UNITS = 2.0**51
 
 
 @dataclass
@@ -43,43 +42,55 @@ class GradientOracle:
 
     def __init__(
         self,
-        gradients: GlmGradients,
+        gradients: Gradients,
         setting: Setting,
-        source: RandomSource,
+        releases: Releases,
         pool: Executor | None,
     ) -> None:
         self.gradients, self.setting = gradients, setting
-        self.source, self.pool = source, pool
+        self.releases, self.pool = releases, pool
         self.private = setting.noise_multiplier > 0
         self.mechanism = self._mechanism(setting.dim) if self.private else None
-        self.total = np.empty(setting.dim)
+        self.memory = np.empty(setting.dim)
         self.released: Rows | None = None
+        self.seen: list[Vector] = []
         self.diagnostics = Diagnostics()
 
     @cached_property
     def everything(self) -> Rows:
-        return np.arange(self.setting.n_examples)
+        return np.arange(self.gradients.n_examples)
 
     @property
     def loss(self) -> Loss:
-        return self.gradients.loss
+        return self._linear.loss
 
-    def bounded(self, x: Vector, batch: Rows, ellipsoid: Ellipsoid | None) -> Vector:
+    @property
+    def _linear(self) -> GlmGradients:
+        if not isinstance(self.gradients, GlmGradients):
+            raise TypeError("Expected a generalized linear model, found another objective.")
+        return self.gradients
+
+    def bounded(
+        self, x: Vector, batch: Rows, ellipsoid: Ellipsoid | EllipsoidRule | None
+    ) -> Vector:
         self._once(batch)
-        total = self.total
-        total.fill(0.0)
         if self.mechanism is None:
-            counts = self.gradients.add_plain(total, x, batch, self.pool)
-            total /= self.setting.batch_size
-        elif ellipsoid is None:
+            total = self.memory
+            total.fill(0.0)
+            _, nonfinite = self.gradients.add_plain(total, x, batch, self.pool)
+            self._count(batch, nonfinite=nonfinite)
+            total /= self.setting.batches.batch_size
+            return total
+        if ellipsoid is None:
             raise ValueError("Expected an ellipsoid to bound private gradients to, found None.")
-        else:
-            counts = self.gradients.add_bounded(
-                total, x, batch, ellipsoid, self.mechanism.grid, self.setting.projection, self.pool
-            )
-            self.mechanism.release(total, ellipsoid, self.source, self.pool)
-        self._count(batch, *counts)
-        return total
+        learns = not isinstance(ellipsoid, Ellipsoid)
+        chosen = ellipsoid if isinstance(ellipsoid, Ellipsoid) else ellipsoid(tuple(self.seen))
+        bounded = self.mechanism.sum(chosen, out=self.memory)
+        self.gradients.add_bounded(bounded, x, batch, chosen, self.setting.projection, self.pool)
+        gradient = self._release(batch, self.mechanism, bounded)
+        if learns:
+            self.seen.append(gradient.copy())
+        return gradient
 
     def private_mean_of(
         self, x: Vector, batch: Rows, transform: Callable[[Vector], Vector], dim: int
@@ -89,48 +100,60 @@ class GradientOracle:
         vectors = transform(gradients)
         left_out = batch.size - len(gradients)
         if not self.private:
-            self._count(batch, 0, left_out)
-            return np.asarray(vectors.sum(axis=0) / self.setting.batch_size)
+            self._count(batch, nonfinite=left_out)
+            return np.asarray(vectors.sum(axis=0) / self.setting.batches.batch_size)
         mechanism = self._mechanism(dim)
-        units, clipped, nonfinite = bounded_units(vectors, mechanism.grid)
-        self._count(batch, clipped, nonfinite + left_out)
-        return mechanism.release(units, Ellipsoid.ball(dim, 1.0), self.source, self.pool)
+        bounded = mechanism.sum()
+        bounded.add(vectors)
+        bounded.nonfinite += left_out
+        return self._release(batch, mechanism, bounded)
 
-    def minimum(self, ridge: float, smoothing: float, cover: float | None = None) -> Vector:
-        bound = self.setting.radius if self.private else math.inf
-        risk = RegularizedRisk(self.gradients, bound, ridge, smoothing)
-        dim, n = self.setting.dim, self.setting.n_examples
-        # A tolerance whose price is one part in a thousand.
-        tolerance = 0.0005 * self.setting.radius / n
-        self._once(self.everything)
-        self._count(self.everything, risk.shrunk, risk.left_out)
+    def minimum(self, ridge: float, smoothing: float) -> Vector:
+        risk, tolerance = self._risk(ridge, smoothing)
         if not self.private:
             return risk.solve(tolerance)
-        noise = self.setting.noise_multiplier
-        if cover is None:
-            near = tolerance + risk.rounding(tolerance)
-            return self._released(risk.solve(tolerance), (bound / n + 2 * near) / ridge, noise)
-        drawn = GaussianSum(dim, noise, 1.0)
-        ball = Ellipsoid.ball(dim, bound)
-        tilt = drawn.release(np.zeros(dim), ball, self.source, self.pool) / n
+        near = tolerance + risk.rounding(tolerance)
+        moves = (risk.bound / self.gradients.n_examples + 2 * near) / ridge
+        noise = self.releases.noise_for(self.setting.plan.training)
+        return self._certified(risk.solve(tolerance), moves, noise)
+
+    def perturbed_minimum(self, ridge: float, smoothing: float) -> Vector:
+        risk, tolerance = self._risk(ridge, smoothing)
+        if not self.private:
+            return risk.solve(tolerance)
+        dim, n = self.setting.dim, self.gradients.n_examples
+        drawn = GaussianSum(dim, self.releases.noise_for(self.setting.plan.training), 1.0)
+        none = drawn.sum(Ellipsoid.ball(dim, risk.bound))
+        tilt = drawn.release(none, self.releases.source, self.pool) / n
         tilted = replace(risk, tilt=tilt)
         # The tilt is normal up to the rounding to its grid, which moves the minimiser a little.
-        rounded = math.sqrt(dim) * drawn.grid * bound / (2 * n)
+        rounded = math.sqrt(dim) * drawn.grid * risk.bound / (2 * n)
         near = tolerance + tilted.rounding(tolerance) + rounded
-        return self._released(tilted.solve(tolerance), 2 * near / ridge, cover)
+        cover = self.releases.noise_for(SOLVER_TOLERANCE)
+        return self._certified(tilted.solve(tolerance), 2 * near / ridge, cover)
 
-    def _released(self, vector: Vector, sensitivity: float, noise_multiplier: float) -> Vector:
+    def _risk(self, ridge: float, smoothing: float) -> tuple[RegularizedRisk, float]:
+        """The risk of all rows, and a tolerance whose price is one part in a thousand."""
+        bound = self.setting.radius if self.private else math.inf
+        risk = RegularizedRisk(self._linear, bound, ridge, smoothing)
+        self._once(self.everything)
+        self._count(self.everything, risk.shrunk, risk.left_out)
+        return risk, 0.0005 * self.setting.radius / self.gradients.n_examples
+
+    def _certified(self, vector: Vector, sensitivity: float, noise_multiplier: float) -> Vector:
         """`vector`, which one example can move by `sensitivity`, with Gaussian noise."""
         dim = self.setting.dim
         # A minimiser is at most some 1e4 n times as long as it can move: counted exactly.
-        size = 10_000.0 * self.setting.n_examples
+        size = 10_000.0 * self.gradients.n_examples
         grid = GaussianSum(dim, noise_multiplier, size).grid
-        # Dividing by the sensitivity rounds as well, by less than a unit within these limits,
-        # to which bringing a coordinate moves no two vectors apart.
         mechanism = GaussianSum(dim, noise_multiplier, size, slack=math.sqrt(dim) * grid)
-        units = np.clip(vector / (sensitivity * grid), -_MOST_UNITS, _MOST_UNITS)
-        ball = Ellipsoid.ball(dim, sensitivity * size)
-        return mechanism.release(units, ball, self.source, self.pool)
+        bounded = mechanism.certified(vector, sensitivity)
+        return mechanism.release(bounded, self.releases.source, self.pool)
+
+    def _release(self, batch: Rows, mechanism: GaussianSum, bounded: BoundedSum) -> Vector:
+        self.releases.take(self.setting.plan.training)
+        self._count(batch, bounded.clipped, bounded.nonfinite)
+        return mechanism.release(bounded, self.releases.source, self.pool)
 
     def _once(self, batch: Rows) -> None:
         if self.private and batch is self.released:
@@ -138,9 +161,10 @@ class GradientOracle:
         self.released = batch
 
     def _mechanism(self, dim: int) -> GaussianSum:
-        return GaussianSum(dim, self.setting.noise_multiplier, self.setting.batch_size)
+        size = self.setting.batches.batch_size
+        return GaussianSum(dim, self.setting.noise_multiplier, size, self.gradients.slack(size))
 
-    def _count(self, batch: Rows, clipped: int, nonfinite: int) -> None:
+    def _count(self, batch: Rows, clipped: int = 0, nonfinite: int = 0) -> None:
         self.diagnostics.examples += batch.size
         self.diagnostics.clipped += clipped
         self.diagnostics.nonfinite += nonfinite

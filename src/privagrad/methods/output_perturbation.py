@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
@@ -21,7 +21,7 @@ from privagrad.geometry.domains import Domain
 from privagrad.methods import sgd
 from privagrad.methods._base import Method, Oracle, Setting, Shape
 from privagrad.privacy.events import GaussianEvent, Release
-from privagrad.privacy.sampling import Rows, Sampling
+from privagrad.privacy.sampling import Batches, Rows
 
 _PLAIN_RIDGE = 1e-4
 
@@ -38,10 +38,8 @@ class OutputPerturbation(Method):
     def __post_init__(self) -> None:
         validate.positive("smoothing", self.smoothing)
 
-    def events(
-        self, epsilon: float, n: int, batch_size: int, steps: int, sampling: Sampling | None
-    ) -> tuple[Release, ...]:
-        return (GaussianEvent(1.0, purpose="minimiser"),)
+    def training(self, batches: Batches, epsilon: float) -> Release:
+        return GaussianEvent(1.0, purpose="minimiser")
 
     def default_step_size(self, domain: Domain, dim: int) -> float:
         return domain.max_diameter(dim) / 2
@@ -49,19 +47,17 @@ class OutputPerturbation(Method):
     def start(self, setting: Setting) -> sgd.State:
         return sgd.State(setting)
 
-    def gradient(self, state: Any, oracle: Oracle, x: Vector, batch: Rows) -> Vector:
+    def gradient(self, state: sgd.State, oracle: Oracle, x: Vector, batch: Rows) -> Vector:
         # The release is the point itself; `step` moves there.
-        setting = state.setting
-        return oracle.minimum(self.ridge(setting), self.smoothing)
+        return oracle.minimum(self.ridge(state.setting), self.smoothing)
 
     def ridge(self, setting: Setting) -> float:
         """Balances ridge D²/2 against bound · sqrt(d) z bound/(n ridge), D = size · sqrt(d)."""
         if setting.noise_multiplier == 0:
             return _PLAIN_RIDGE
-        noise = math.sqrt(
-            2 * math.sqrt(setting.dim) * setting.noise_multiplier / setting.n_examples
-        )
+        n = setting.batches.n_examples
+        noise = math.sqrt(2 * math.sqrt(setting.dim) * setting.noise_multiplier / n)
         return setting.radius * noise / (setting.step_size * math.sqrt(setting.dim))
 
-    def step(self, state: Any, x: Vector, gradient: Vector, step_size: float) -> None:
+    def step(self, state: sgd.State, x: Vector, gradient: Vector, step_size: float) -> None:
         np.copyto(x, gradient)

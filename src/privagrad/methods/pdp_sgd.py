@@ -8,7 +8,7 @@ we do so once an epoch, and clip and add noise as DP-SGD does.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from privagrad._internal import validate
 from privagrad._internal.validate import Vector
@@ -38,7 +38,7 @@ class PDPSGD(sgd.SGD):
     def start(self, setting: Setting) -> _State:
         return _State(setting, PublicSubspace.of(setting, self.rank))
 
-    def gradient(self, state: Any, oracle: Oracle, x: Vector, batch: Rows) -> Vector:
+    def gradient(self, state: _State, oracle: Oracle, x: Vector, batch: Rows) -> Vector:
         basis = state.subspace.at(x)
         projected: Vector = basis @ (oracle.bounded(x, batch, state.setting.ellipsoid) @ basis)
         return projected

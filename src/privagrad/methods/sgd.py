@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
@@ -32,10 +32,10 @@ class SGD(Method):
         # No theorem gives a constant step without knowing the gradients' size.
         return math.inf
 
-    def start(self, setting: Setting) -> Any:
+    def start(self, setting: Setting) -> State:
         return State(setting)
 
-    def step(self, state: Any, x: Vector, gradient: Vector, step_size: float) -> Vector | None:
+    def step(self, state: State, x: Vector, gradient: Vector, step_size: float) -> Vector | None:
         np.subtract(x, np.multiply(gradient, step_size, out=state.scratch), out=x)
         return None
 

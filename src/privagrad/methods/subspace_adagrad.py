@@ -13,7 +13,7 @@ in which no gradient was ever seen stay still (0/0 is 0) unless there is a ridge
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
@@ -29,7 +29,7 @@ from privagrad.privacy.sampling import Rows
 class _State:
     setting: Setting
     moments: Vector  # M = Σ u uᵀ, rank × rank
-    basis: Vector | None = None
+    basis: Vector  # d × rank, empty before the first step
 
 
 @dataclass(frozen=True)
@@ -58,14 +58,14 @@ class SubspaceAdaGrad(Method):
 
     def start(self, setting: Setting) -> _State:
         rank = min(self.rank, setting.dim)
-        return _State(setting, np.zeros((rank, rank)))
+        return _State(setting, np.zeros((rank, rank)), np.empty((setting.dim, 0)))
 
-    def gradient(self, state: Any, oracle: Oracle, x: Vector, batch: Rows) -> Vector:
-        if state.basis is None:
+    def gradient(self, state: _State, oracle: Oracle, x: Vector, batch: Rows) -> Vector:
+        if not state.basis.size:
             state.basis = PublicSubspace.of(state.setting, self.rank).at(x)
         return super().gradient(state, oracle, x, batch)
 
-    def step(self, state: Any, x: Vector, gradient: Vector, step_size: float) -> None:
+    def step(self, state: _State, x: Vector, gradient: Vector, step_size: float) -> None:
         inside = gradient @ state.basis
         state.moments += np.outer(inside, inside)
         x -= step_size * (state.basis @ _root_solve(state.moments, inside, self.ridge))

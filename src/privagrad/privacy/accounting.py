@@ -19,9 +19,17 @@ import numpy as np
 from privagrad._internal import validate
 from privagrad._internal.validate import Vector
 from privagrad.privacy.composition import Composition, gaussian_delta, gaussian_epsilon
-from privagrad.privacy.events import Event, GaussianEvent, Relation, Release, SelectEvent
+from privagrad.privacy.events import (
+    TRAINING,
+    Event,
+    GaussianEvent,
+    Relation,
+    Release,
+    SelectEvent,
+    training_event,
+)
 from privagrad.privacy.privacy_loss import loss_tails, on_grid
-from privagrad.privacy.sampling import Sampling
+from privagrad.privacy.sampling import Batches, Sampling
 
 ACCOUNTANT = "PLD"
 RENYI_ACCOUNTANT = "RDP (dp-accounting)"
@@ -72,7 +80,16 @@ class PrivacyReport:
 
 @dataclass(frozen=True)
 class PrivacyPlan:
-    """Releases that will be made, in one neighbouring relation; the last event is the training.
+    """Releases that will be made, in one neighbouring relation; ``plan[purpose]`` is one of them.
+
+    Parameters
+    ----------
+    events : tuple of events
+        What will be released.
+    training : str
+        The purpose of the event whose noise was calibrated.
+    unprotected : bool
+        Whether something is released without noise besides: epsilon is then infinite.
 
     Guarantees
     ----------
@@ -84,6 +101,8 @@ class PrivacyPlan:
     """
 
     events: tuple[Event, ...]
+    training: str = TRAINING
+    unprotected: bool = False
 
     def __post_init__(self) -> None:
         relations = {event.relation for event in self.events} - {None}
@@ -113,14 +132,9 @@ class PrivacyPlan:
             run), composed with the gradients.
         """
         validate.integer("n_examples", n_examples)
-        training = GaussianEvent(
-            1.0,
-            validate.integer("steps", steps),
-            sampling,
-            n_examples,
-            validate.integer("batch_size", batch_size),
-            "gradients",
-        )
+        validate.integer("steps", steps)
+        validate.integer("batch_size", batch_size)
+        training = training_event(Batches(n_examples, batch_size, steps, sampling))
         delta = validate.delta_of(delta, n_examples)
         return cls.calibrate_event(training, epsilon, delta, other_events)
 
@@ -135,15 +149,33 @@ class PrivacyPlan:
                 "nobody. For no privacy minimise with epsilon=float('inf')."
             )
         delta = validate.delta_of(delta)
-        return cls(_calibrated(tuple(other_events), event, float(epsilon), delta))
+        events = _calibrated(tuple(other_events), event, float(epsilon), delta)
+        return cls(events, event.purpose)
+
+    def __getitem__(self, purpose: str) -> Release:
+        """The one event with this purpose."""
+        found = [event for event in self.events if event.purpose == purpose]
+        if len(found) != 1 or isinstance(found[0], SelectEvent):
+            planned = ", ".join(str(event.purpose) for event in self.events) or "none"
+            raise KeyError(
+                f"Expected one release for {purpose!r} in the plan, found {len(found)} (planned: "
+                f"{planned})."
+            )
+        return found[0]
+
+    def __contains__(self, purpose: str) -> bool:
+        return any(event.purpose == purpose for event in self.events)
 
     @property
     def noise_multiplier(self) -> float:
-        """Of the training: noise over the bound on one example's gradient."""
-        training = self.events[-1]
-        if isinstance(training, SelectEvent):
-            raise ValueError("Expected a plan that ends in a training, found a selection.")
-        return training.noise_multiplier
+        """Of the training: noise over the bound on one example's gradient; 0 without privacy."""
+        return 0.0 if self.unprotected else self[self.training].noise_multiplier
+
+    @property
+    def sampling(self) -> Sampling | None:
+        """How the training draws its rows; None: all rows at once."""
+        drawn = [event.sampling for event in self.events if event.purpose == self.training]
+        return drawn[-1] if drawn else None
 
     @property
     def relation(self) -> Relation:
@@ -152,10 +184,14 @@ class PrivacyPlan:
     @property
     def accountant(self) -> str:
         """Rényi's where something is selected, privacy loss distributions otherwise."""
+        if self.unprotected and not self.events:
+            return "none"
         return RENYI_ACCOUNTANT if _releases(self.events) is None else ACCOUNTANT
 
     def epsilon(self, delta: float) -> float:
         """The composition of all events at `delta`."""
+        if self.unprotected:
+            return math.inf
         return _epsilon(self.events, self.relation, validate.delta_of(delta), fine=True)
 
     def delta(self, epsilon: float) -> float:
@@ -164,6 +200,8 @@ class PrivacyPlan:
 
     def deltas(self, epsilons: Vector) -> Vector:
         """The composition of all events at several `epsilons` in ascending order."""
+        if self.unprotected:
+            return np.ones(len(epsilons))
         releases = _releases(self.events)
         if releases is None:
             account = _renyi(self.events)
@@ -172,6 +210,22 @@ class PrivacyPlan:
             return np.zeros(len(epsilons))
         total = _Total.of(releases, self.relation, _SMALLEST_DELTA, fine=True)
         return total.deltas(np.asarray(epsilons, dtype=np.float64))
+
+    def report(self, delta: float, *, seeded: bool, verified: bool = True) -> PrivacyReport:
+        """What a run with this plan costs at `delta`, also where it stopped before its end.
+
+        The time of such a stop depends on the releases.
+        """
+        return PrivacyReport(
+            self.epsilon(delta),
+            delta,
+            self.relation,
+            self.sampling,
+            self.accountant,
+            self.events,
+            seeded,
+            verified,
+        )
 
 
 def _releases(events: tuple[Event, ...]) -> tuple[Release, ...] | None:

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from privagrad._internal import validate
-from privagrad.privacy.sampling import SAMPLINGS, Sampling
+from privagrad.privacy.sampling import SAMPLINGS, Batches, Sampling
 
 Relation = Literal["zero-out", "replace-one"]
 """Which tables are neighbours. The number of rows n is public and fixed under both.
 
 zero-out: one row's contribution is replaced by nothing. replace-one: by that of any other row.
 """
+
+TRAINING, SOLVER_TOLERANCE = "gradients", "solver tolerance"
+"""Purposes of the events of a training, and of the noise that covers a solver's tolerance."""
 
 _RELATIONS: tuple[Relation, ...] = ("zero-out", "replace-one")
 _FORMER_NAME = "add-or-remove-one"
@@ -91,6 +95,14 @@ class GaussianEvent:
         if self.sampling == "with_replacement" and self.n_examples > 1:
             return -math.expm1(self.batch_size * math.log1p(-1 / self.n_examples))
         return self.batch_size / self.n_examples
+
+
+def training_event(batches: Batches, noise_multiplier: float = 1.0) -> GaussianEvent:
+    """The releases of all steps of a training."""
+    return GaussianEvent(
+        noise_multiplier, batches.steps, batches.sampling, batches.n_examples, batches.batch_size,
+        TRAINING,
+    )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -178,6 +190,15 @@ class SelectEvent:
 
 Release = GaussianEvent | ObjectiveEvent
 Event = Release | SelectEvent
+
+
+def merged(events: Iterable[Event]) -> tuple[Event, ...]:
+    """The same releases as fewer events: counts of equal ones are added."""
+    counts: dict[Event, int] = {}
+    for event in events:
+        one = replace(event, count=1)
+        counts[one] = counts.get(one, 0) + event.count
+    return tuple(replace(event, count=count) for event, count in counts.items())
 
 
 def relation_of(sampling: Sampling) -> Relation:

@@ -9,21 +9,24 @@ charged for everything it reserved.
 from __future__ import annotations
 
 import getpass
-import json
 import math
 import os
 import sqlite3
 import uuid
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
 from privagrad._internal import validate
-from privagrad.privacy.events import Event, GaussianEvent, ObjectiveEvent, SelectEvent
+from privagrad.privacy import codec
+from privagrad.privacy.events import Event, merged
 from privagrad.privacy.filters import epsilon_of_runs
+
+VERSION = 1
+"""Of the file, its `user_version`; files of privagrad 0.1 have none, which is 0."""
 
 State = Literal["reserved", "finished", "released"]
 
@@ -355,39 +358,24 @@ def default_path() -> Path:
     return user_data_path("privagrad", appauthor=False) / "ledger.db"
 
 
-def merged(events: Iterable[Event]) -> tuple[Event, ...]:
-    """The same releases as fewer events: counts of equal ones are added."""
-    counts: dict[Event, int] = {}
-    for event in events:
-        one = replace(event, count=1)
-        counts[one] = counts.get(one, 0) + event.count
-    return tuple(replace(event, count=count) for event, count in counts.items())
-
-
-def as_json(event: Event) -> dict[str, Any]:
-    """An event as plain values, readable without this library."""
-    return {"kind": type(event).__name__, **asdict(event)}
-
-
-def from_json(values: dict[str, Any]) -> Event:
-    kinds: dict[str, Any] = {
-        kind.__name__: kind for kind in (GaussianEvent, ObjectiveEvent, SelectEvent)
-    }
-    fields = {key: value for key, value in values.items() if key != "kind"}
-    if values["kind"] == "SelectEvent":
-        fields["events"] = tuple(GaussianEvent(**inner) for inner in fields["events"])
-    event: Event = kinds[values["kind"]](**fields)
-    return event
-
-
 def _prepare(db: sqlite3.Connection) -> None:
-    """Make the tables and triggers; in a file of an older version, those that it does not have."""
+    """Make the tables and triggers; in a file of an older version, those that it does not have.
+
+    Rows are never rewritten: what older versions wrote is read as it stands (`codec.loads`).
+    """
+    version = db.execute("PRAGMA user_version").fetchone()[0]
+    if version > VERSION:
+        raise ValueError(
+            f"Expected a ledger of version {VERSION} or older, found version {version}: a newer "
+            "privagrad wrote it. Upgrade this one."
+        )
     triggers = _triggers()
     found = {row[0] for row in db.execute("SELECT name FROM sqlite_master")}
-    if found >= {*_KEYS, *triggers}:
+    if version == VERSION and found >= {*_KEYS, *triggers}:
         return
+    steps = ["BEGIN IMMEDIATE;", _TABLES, *triggers.values(), f"PRAGMA user_version = {VERSION};"]
     try:
-        db.executescript("BEGIN IMMEDIATE;" + _TABLES + "".join(triggers.values()) + "COMMIT;")
+        db.executescript("".join(steps) + "COMMIT;")
     except sqlite3.OperationalError as error:
         # Whoever may only read an old file can still do that.
         if "history" not in found or not error.sqlite_errorname.startswith("SQLITE_READONLY"):
@@ -419,10 +407,9 @@ def _write(
     note: str,
     events: tuple[Event, ...],
 ) -> None:
-    told = json.dumps([as_json(event) for event in events])
     db.execute(
         "INSERT INTO history (at, user, dataset, run, state, note, events) VALUES (?,?,?,?,?,?,?)",
-        (_now(), _user(), dataset, run, state, note, told),
+        (_now(), _user(), dataset, run, state, note, codec.dumps(events)),
     )
 
 
@@ -433,19 +420,21 @@ def _last(db: sqlite3.Connection, name: str) -> int:
 
 def _owners(db: sqlite3.Connection, fingerprint: str | None) -> list[str]:
     """Data sets that were opened for a content, or have a run on it that is charged."""
-    opened = "SELECT name FROM datasets WHERE fingerprint = :content"
-    # An entry without events is no charge: such a run was given back, or released nothing.
-    charged = """
-        SELECT dataset FROM history JOIN contents USING (run)
-        WHERE contents.fingerprint = :content AND events <> '[]'
-        AND number = (SELECT max(number) FROM history AS later WHERE later.run = history.run)
-    """
-    names = f"{opened} UNION {charged}" if _has_contents(db) else opened
-    rows = db.execute(
-        f"SELECT name FROM datasets WHERE name IN ({names}) ORDER BY at, name",
-        {"content": fingerprint},
-    )
-    return [row[0] for row in rows]
+    content = {"content": fingerprint}
+    owners = {
+        row[0]
+        for row in db.execute("SELECT name FROM datasets WHERE fingerprint = :content", content)
+    }
+    if _has_contents(db):
+        last = """
+            SELECT dataset, events FROM history JOIN contents USING (run)
+            WHERE contents.fingerprint = :content
+            AND number = (SELECT max(number) FROM history AS later WHERE later.run = history.run)
+        """
+        # An entry without events is no charge: such a run was given back, or released nothing.
+        owners |= {dataset for dataset, events in db.execute(last, content) if codec.loads(events)}
+    names = [row[0] for row in db.execute("SELECT name FROM datasets ORDER BY at, name")]
+    return [name for name in names if name in owners]
 
 
 def _has_contents(db: sqlite3.Connection) -> bool:
@@ -478,8 +467,7 @@ def _entries(db: sqlite3.Connection, name: str) -> list[Entry]:
 
 def _entry(row: Any) -> Entry:
     number, at, user, dataset, run, state, note, events = row
-    told = tuple(from_json(values) for values in json.loads(events))
-    return Entry(number, at, user, dataset, run, state, note, told)
+    return Entry(number, at, user, dataset, run, state, note, codec.loads(events))
 
 
 def _runs(entries: list[Entry]) -> tuple[Run, ...]:

@@ -3,45 +3,63 @@
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.random import Generator
 
 from privagrad._internal.jit import kernel
-from privagrad._internal.validate import Vector
+from privagrad._internal.validate import Floats, Vector
 from privagrad.geometry.ellipsoid import Ellipsoid, euclidean_norm
 from privagrad.privacy.noise import RandomSource
 
 ULP = 2.0**-52
 _GRID_STEPS_PER_NOISE = 2**20
 _EXACT_INTEGERS = 2**52
+_MOST_UNITS = 2.0**51
 _BLOCK = 2**13
 _SPLIT_FROM = 2**17
+
+Adds = Callable[..., tuple[int, int]]
+"""A function ``add(units, per_unit, limit, *arguments)`` that bounds vectors and adds them up.
+
+It adds round(v · per_unit), with ‖v‖ ≤ limit as it computes the norm, for the vector v of each
+example to `units`, and returns how many it shrank and how many it left out as not finite.
+"""
 
 
 @dataclass(frozen=True)
 class GaussianSum:
     """Releases a sum of vectors, each of norm at most 1 in whitened coordinates.
 
-    The sum is handed in in units of `grid`, a power of two: it is rounded to whole units, and
-    whole units of noise are added.
+    The sum is a whole number of units of `grid`, a power of two, in every coordinate, and whole
+    units of noise are added.
+
+    Parameters
+    ----------
+    dim : int
+        The number of coordinates that one example's vector has.
+    noise_multiplier : float
+        The standard deviation of the noise over the sensitivity.
+    batch_size : float
+        The expected batch size, which the noisy sum is divided by.
+    slack : float
+        How much longer than 1 a vector may be by the rounding of the caller's own arithmetic.
 
     Guarantees
     ----------
     Replacing one vector by zero moves the rounded sum by at most ``sensitivity`` =
-    1 + sqrt(dim) · grid, because rounding moves each coordinate by at most half a unit before
-    and after. The noise has standard deviation ``noise_multiplier · sensitivity``, so the
+    1 + slack + sqrt(dim) · grid, because rounding moves each coordinate by at most half a unit
+    before and after. The noise has standard deviation ``noise_multiplier · sensitivity``, so the
     release is a Gaussian mechanism of that noise multiplier followed by rounding: rounded sum
     plus rounded noise equals the rounded value of rounded sum plus noise, and a whole number of
     units below 2⁵³ is exact in floating point, so that low-order bits carry nothing.
-
-    Callers whose vectors keep to norm 1 only up to the rounding of their own arithmetic say how
-    far: ``sensitivity`` grows by `slack`.
 
     What must stay public: dim, the noise multiplier, the expected batch size, the ellipsoid.
     """
@@ -59,6 +77,14 @@ class GaussianSum:
         coarse = (2 * self.batch_size + 64) / _EXACT_INTEGERS
         return max(_power_of_two_below(fine), 2 * _power_of_two_below(coarse))
 
+    @cached_property
+    def limit(self) -> float:
+        """The largest norm, as computed, of a vector whose norm is at most 1 in real numbers.
+
+        A norm of `dim` coordinates is off by fewer than dim + 8 units in the last place.
+        """
+        return 1.0 - (self.dim + 8) * ULP
+
     @property
     def sensitivity(self) -> float:
         """How far one vector can move the rounded sum, in whitened coordinates."""
@@ -68,78 +94,235 @@ class GaussianSum:
     def _deviation(self) -> float:
         return self.noise_multiplier * self.sensitivity / self.grid
 
-    def release(
-        self,
-        units: Vector,
-        ellipsoid: Ellipsoid,
-        source: RandomSource,
-        pool: Executor | None = None,
-    ) -> Vector:
-        """Turn `units`, the whitened sum in units of the grid, into the private mean, in place.
+    def sum(
+        self, ellipsoid: Ellipsoid | None = None, size: int | None = None, out: Vector | None = None
+    ) -> BoundedSum:
+        """A sum without vectors yet, to be released once.
 
-        units ← A^{-1/2} grid (round(units) + round(N(0, (z · sensitivity / grid)²))) / batch_size
-        with the EXPECTED batch size.
+        Parameters
+        ----------
+        ellipsoid : Ellipsoid, optional
+            The set whose whitened coordinates the vectors are in; None: the unit ball.
+        size : int, optional
+            The length of the sum where it is not `dim`: one vector has at most `dim` entries.
+        out : array, optional
+            Memory for the sum.
         """
-        unwhiten, factor = ellipsoid.noise_std, self.grid / self.batch_size
-        if units.size > unwhiten.size:
+        length = size if size is not None else self.dim
+        if ellipsoid is not None and ellipsoid.scale.size != length:
             raise ValueError(
-                f"Expected an ellipsoid of dimension {units.size}, as the sum; found "
-                f"{ellipsoid.dim}."
+                f"Expected an ellipsoid of dimension {length}, as the sum; found {ellipsoid.dim}."
             )
+        if out is None:
+            out = np.zeros(length)
+        else:
+            out.fill(0.0)
+        span = _Units(out, None if ellipsoid is None else ellipsoid.noise_std)
+        return BoundedSum(_MECHANISM, self, out, (span,))
 
-        def release_span(lane: Generator, start: int, stop: int) -> None:
-            for first in range(start, stop, _BLOCK):
-                place = slice(first, min(first + _BLOCK, stop))
-                block = units[place]
-                _add_normals(block, lane.standard_normal(block.size), self._deviation)
-                _unwhiten(block, unwhiten[place], factor)
+    def certified(self, vector: Vector, sensitivity: float) -> BoundedSum:
+        """`vector`, which one example can move by at most `sensitivity`, as a bounded sum.
 
-        _over_lanes(release_span, source.lanes, units.size, pool)
-        return units
-
-    def release_parts(
-        self,
-        parts: Sequence[Part],
-        units: Vector,
-        source: RandomSource,
-        radius: float = 1.0,
-        pool: Executor | None = None,
-        combine: Callable[[Vector], None] | None = None,
-        noisy: bool = True,
-    ) -> None:
-        """`release` of a vector in parts, each with its own arrays; A is diag(scale)/radius².
-
-        `units` is memory for the whole vector. Where several processes hold shares of the sum,
-        `combine` adds their units up, and one of them alone is `noisy`.
+        Dividing by the sensitivity rounds by less than a unit within the limits, to which bringing
+        a coordinate moves no two vectors apart: the mechanism's slack must cover sqrt(dim) units.
         """
-        edges = np.cumsum([0, *(part.total.size for part in parts)])
-        inverse = 1 / (self.grid * radius)
-        factor = self.grid * radius / self.batch_size
+        if self.slack < math.sqrt(self.dim) * self.grid:
+            raise ValueError(
+                f"Expected slack >= sqrt(dim) · grid = {math.sqrt(self.dim) * self.grid:g} for a "
+                f"certified vector, found {self.slack:g}."
+            )
+        total = self.sum(Ellipsoid.ball(self.dim, sensitivity * self.batch_size))
+        units = np.clip(vector / (sensitivity * self.grid), -_MOST_UNITS, _MOST_UNITS)
+        np.copyto(total.memory, units)
+        return total
+
+    def sum_of_parts(
+        self, parts: Sequence[Part], radius: float, memory: Vector, share: Share | None = None
+    ) -> BoundedSum:
+        """Sums that the caller bounded to norm `radius` in the norm of the parts' scales.
+
+        Parameters
+        ----------
+        parts : sequence of Part
+            The coordinates, tensor by tensor.
+        radius : float
+            B: the sum of an example's scale_j g_j² is at most B², up to the mechanism's slack.
+        memory : array of shape (dim,)
+            Memory for the whole sum.
+        share : Share, optional
+            Given where several processes hold shares of the sum.
+        """
+        ends = list(accumulate(part.total.size for part in parts))
+        starts = [0, *ends[:-1]]
+        spans = [
+            _Tensor(memory[first:last], part, radius)
+            for part, first, last in zip(parts, starts, ends, strict=True)
+        ]
+        return BoundedSum(_MECHANISM, self, memory, spans, share)
+
+    def release(
+        self, total: BoundedSum, source: RandomSource, pool: Executor | None = None
+    ) -> Vector:
+        """The private mean: the sum, noise added, in the ellipsoid's own coordinates.
+
+        A^{-1/2} grid (units + round(N(0, (z · sensitivity/grid)²))) / batch_size. It takes the
+        place of the sum's memory; of a sum of parts, that of each part's `out`.
+        """
+        if not isinstance(total, BoundedSum) or total.mechanism is not self:
+            raise TypeError(
+                "Expected a sum that this mechanism bounded (see GaussianSum.sum), found "
+                f"{type(total).__name__}: noise protects only what was bounded for it."
+            )
+        total.close()
+        spans, share = total.spans, total.share
 
         def release_span(lane: Generator, start: int, stop: int) -> None:
-            for part, first, last in zip(parts, edges[:-1], edges[1:], strict=True):
+            first = 0
+            for span in spans:
+                last = first + span.memory.size
                 for low in range(max(start, first), min(stop, last), _BLOCK):
-                    high = min(low + _BLOCK, stop, last)
-                    block, place = units[low:high], slice(low - first, high - first)
-                    _to_units(part.total[place], part.root_scale[place], inverse, block)
-                    if noisy:
+                    place = slice(low - first, min(low + _BLOCK, stop, last) - first)
+                    block = span.units(place, self)
+                    if share is None or share.noisy:
                         _add_normals(block, lane.standard_normal(block.size), self._deviation)
-                    if combine is None:
-                        _from_units(block, part.root_scale[place], factor, part.out[place])
+                    if share is None:
+                        span.scale(place, self)
+                first = last
 
-        _over_lanes(release_span, source.lanes, units.size, pool)
-        if combine is not None:
-            combine(units)
-            for part, first, last in zip(parts, edges[:-1], edges[1:], strict=True):
-                _from_units(units[first:last], part.root_scale, factor, part.out)
+        _over_lanes(release_span, source.lanes, total.memory.size, pool)
+        if share is not None:
+            share.combine(total.memory)
+            for span in spans:
+                span.scale(slice(None), self)
+        return total.memory
+
+
+_MECHANISM = object()
+"""What `GaussianSum` shows when it makes a `BoundedSum`: nobody else makes one."""
+
+
+class BoundedSum:
+    """A sum of vectors that a mechanism bounded; made by `GaussianSum`, released once.
+
+    Attributes
+    ----------
+    mechanism : GaussianSum
+        The mechanism that releases it.
+    clipped, nonfinite : int
+        How many vectors were shrunk, and how many were left out because they are not finite. Both
+        are facts about the data, NOT private.
+    """
+
+    __slots__ = ("clipped", "mechanism", "memory", "nonfinite", "open", "share", "spans")
+
+    def __init__(
+        self,
+        maker: object,
+        mechanism: GaussianSum,
+        memory: Vector,
+        spans: Sequence[_Span],
+        share: Share | None = None,
+    ) -> None:
+        if maker is not _MECHANISM:
+            raise TypeError("Expected a sum made by GaussianSum.sum(), found a direct call.")
+        self.mechanism, self.memory, self.spans, self.share = mechanism, memory, spans, share
+        self.clipped = self.nonfinite = 0
+        self.open = True
+
+    def add(self, vectors: Floats) -> None:
+        """Add each row of `vectors`, shrunk to norm at most 1 and rounded to whole units.
+
+        Rows that are only known up to the mechanism's slack are rounded together, by the release:
+        rounding each could move many of them by a unit.
+
+        Rows that are not finite, or whose norm is not, contribute nothing and are counted.
+
+        Guarantees
+        ----------
+        What a row adds depends on nothing but the row.
+        """
+        self.add_by(_add_bounded, vectors, self.mechanism.slack == 0.0)
+
+    def add_by(self, add: Adds, *arguments: Any) -> None:
+        """Let a kernel bound and add vectors, by this mechanism's grid and limit."""
+        mechanism = self.mechanism
+        clipped, nonfinite = add(self.memory, 1.0 / mechanism.grid, mechanism.limit, *arguments)
+        self.clipped += clipped
+        self.nonfinite += nonfinite
+
+    def close(self) -> None:
+        """Called by the release: a second release of the same rows would not be paid for."""
+        if not self.open:
+            raise ValueError(
+                "Expected a sum that was not released yet, found one that was: every release is "
+                "charged by itself. Bound and sum the rows again."
+            )
+        self.open = False
 
 
 class Part(NamedTuple):
     """Some coordinates, flat: the bounded sum, sqrt(scale), where the private mean goes."""
 
-    total: Any
-    root_scale: Any
-    out: Any
+    total: Floats
+    root_scale: Floats
+    out: Floats
+
+
+class Share(NamedTuple):
+    """One process's share of a sum: whether it adds the noise, and what adds all shares up."""
+
+    noisy: bool
+    combine: Callable[[Vector], None]
+
+
+class _Span(ABC):
+    """Coordinates of a sum with memory for them in units of the grid."""
+
+    memory: Vector
+
+    @abstractmethod
+    def units(self, place: slice, mechanism: GaussianSum) -> Vector:
+        """The memory at `place`, filled with units."""
+
+    @abstractmethod
+    def scale(self, place: slice, mechanism: GaussianSum) -> None:
+        """Turn noisy units at `place` into the private mean."""
+
+
+class _Units(_Span):
+    """A sum in units, which the mean takes the place of; `unwhiten` None: the unit ball."""
+
+    def __init__(self, memory: Vector, unwhiten: Vector | None) -> None:
+        self.memory, self.unwhiten = memory, unwhiten
+
+    def units(self, place: slice, mechanism: GaussianSum) -> Vector:
+        return self.memory[place]
+
+    def scale(self, place: slice, mechanism: GaussianSum) -> None:
+        factor = mechanism.grid / mechanism.batch_size
+        if self.unwhiten is None:
+            self.memory[place] *= factor
+        else:
+            _unwhiten(self.memory[place], self.unwhiten[place], factor)
+
+
+class _Tensor(_Span):
+    """A sum in a tensor's own units; A is diag(scale)/radius²."""
+
+    def __init__(self, memory: Vector, part: Part, radius: float) -> None:
+        self.memory, self.part, self.radius = memory, part, radius
+
+    def units(self, place: slice, mechanism: GaussianSum) -> Vector:
+        total, root_scale, _ = self.part
+        block = self.memory[place]
+        per_unit = 1 / (mechanism.grid * self.radius)
+        _to_units(total[place], root_scale[place], per_unit, block)
+        return block
+
+    def scale(self, place: slice, mechanism: GaussianSum) -> None:
+        _, root_scale, out = self.part
+        factor = mechanism.grid * self.radius / mechanism.batch_size
+        _from_units(self.memory[place], root_scale[place], factor, out[place])
 
 
 def _over_lanes(
@@ -157,41 +340,28 @@ def _over_lanes(
     list(run(work, lanes, edges[:-1], edges[1:]))
 
 
-def bounded_units(vectors: Vector, grid: float) -> tuple[Vector, int, int]:
-    """Σ_i round(v_i min(1, 1/‖v_i‖) / grid) over the rows; how many were shrunk, how many left out.
-
-    Rows that are not finite, or whose norm is not, contribute nothing and are counted.
-
-    Guarantees
-    ----------
-    As for the fused kernels: before rounding each row has norm ≤ 1 in real numbers, and what it
-    adds depends on nothing but the row.
-    """
-    units = np.zeros(vectors.shape[1])
-    limit = 1.0 - (units.size + 8) * ULP
-    clipped, nonfinite = _add_bounded(vectors, 1.0 / grid, limit, units)
-    return units, clipped, nonfinite
+def _power_of_two_below(value: float) -> float:
+    return math.ldexp(1.0, math.frexp(value)[1] - 1)
 
 
 @kernel()
-def _add_bounded(vectors: Any, inverse: float, limit: float, units: Vector) -> tuple[int, int]:
+def _add_bounded(
+    units: Vector, per_unit: float, limit: float, vectors: Floats, rounded: bool
+) -> tuple[int, int]:
     clipped = nonfinite = 0
     for i in range(vectors.shape[0]):
         norm = euclidean_norm(vectors[i])
         if not math.isfinite(norm):
             nonfinite += 1
             continue
-        factor = inverse
+        factor = per_unit
         if norm > limit:
             factor *= limit / norm
             clipped += 1
         for j in range(units.size):
-            units[j] += np.rint(vectors[i, j] * factor)
+            value = vectors[i, j] * factor
+            units[j] += np.rint(value) if rounded else value
     return clipped, nonfinite
-
-
-def _power_of_two_below(value: float) -> float:
-    return math.ldexp(1.0, math.frexp(value)[1] - 1)
 
 
 @kernel()
@@ -207,12 +377,12 @@ def _unwhiten(units: Vector, unwhiten: Vector, factor: float) -> None:
 
 
 @kernel()
-def _to_units(total: Any, root_scale: Any, inverse: float, units: Vector) -> None:
+def _to_units(total: Floats, root_scale: Floats, per_unit: float, units: Vector) -> None:
     for j in range(units.size):
-        units[j] = np.rint(np.float64(total[j]) * np.float64(root_scale[j]) * inverse)
+        units[j] = np.rint(np.float64(total[j]) * np.float64(root_scale[j]) * per_unit)
 
 
 @kernel()
-def _from_units(units: Vector, root_scale: Any, factor: float, out: Any) -> None:
+def _from_units(units: Vector, root_scale: Floats, factor: float, out: Floats) -> None:
     for j in range(units.size):
         out[j] = units[j] * factor / np.float64(root_scale[j])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Literal
 
@@ -18,6 +19,37 @@ Rows = NDArray[np.int64]
 
 _BLOCK = 2**14
 _WORD = 2**64 - 1
+
+
+@dataclass(frozen=True)
+class Batches:
+    """How a run sees its rows: how many there are, how many a step takes and how it draws them.
+
+    Attributes
+    ----------
+    n_examples : int
+        The number of rows.
+    batch_size : int
+        The expected number of rows of a step.
+    steps : int
+        The number of steps.
+    sampling : {"poisson", "with_replacement", "without_replacement"} or None
+        How each step draws its rows; None: it takes all of them.
+    """
+
+    n_examples: int
+    batch_size: int
+    steps: int
+    sampling: Sampling | None = "poisson"
+
+    @property
+    def epoch(self) -> int:
+        """The steps in which a row is seen once on average."""
+        return max(1, round(self.n_examples / self.batch_size))
+
+    def draw(self, generator: Generator) -> Iterator[Rows]:
+        """The row numbers of every step: see `batches`."""
+        return batches(self.sampling, self.n_examples, self.batch_size, self.steps, generator)
 
 
 def batches(

@@ -12,15 +12,17 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import replace
 
 import numpy as np
 
-from privagrad.geometry.ellipsoid import Ellipsoid
+from privagrad._internal.validate import Integers, Vector
 from privagrad.privacy.events import GaussianEvent
-from privagrad.privacy.mechanism import ULP, GaussianSum
-from privagrad.privacy.noise import RandomSource
-from privagrad.queries.columns import Share, query_events
+from privagrad.privacy.mechanism import GaussianSum
+from privagrad.privacy.releases import Releases
+from privagrad.queries.columns import Share, query_event
 
+PURPOSE = "categories"
 _PART, _MOST = 0.08, 0.25
 """Of epsilon, times the root of the number of columns: so the noise in a count stays the same."""
 
@@ -30,9 +32,8 @@ _LEAK = 0.02
 
 def discovery(columns: int, epsilon: float, delta: float) -> GaussianEvent:
     """One query for the categories of so many columns."""
-    share = Share("categories", min(_PART * math.sqrt(columns), _MOST))
-    [event] = query_events([share], epsilon, delta, "zero-out")
-    return GaussianEvent(event.noise_multiplier, purpose="categories", leak=_LEAK * delta)
+    share = Share(PURPOSE, min(_PART * math.sqrt(columns), _MOST))
+    return replace(query_event(share, epsilon, delta, "zero-out"), leak=_LEAK * delta)
 
 
 def _mechanism(columns: int, n: int, event: GaussianEvent) -> GaussianSum:
@@ -51,7 +52,7 @@ def threshold(columns: int, n: int, event: GaussianEvent) -> float:
 
 
 def discover(
-    counts: Mapping[str, Counter[str]], n: int, event: GaussianEvent, source: RandomSource
+    counts: Mapping[str, Counter[str]], n: int, releases: Releases
 ) -> dict[str, tuple[str, ...]]:
     """The categories of each column whose noisy counts pass the threshold, most frequent first.
 
@@ -60,17 +61,29 @@ def discover(
 
     Guarantees
     ----------
-    One Gaussian release with the event's noise multiplier and leak.
+    One Gaussian release, the plan's event "categories", with its noise multiplier and leak.
     """
     k = len(counts)
+    event = releases.take(PURPOSE)
+    if not isinstance(event, GaussianEvent):
+        raise TypeError(f"Expected a Gaussian release for categories, found {event}.")
     keys = [(name, value) for name in counts for value in sorted(counts[name])]
     mechanism = _mechanism(k, n, event)
-    vote = np.floor((1 - 8 * ULP) / (math.sqrt(k) * mechanism.grid))
-    units = vote * np.array([counts[name][value] for name, value in keys], dtype=np.float64)
-    means = mechanism.release(units, Ellipsoid.ball(max(len(keys), 1), 1.0), source)
+    total = mechanism.sum(size=len(keys))
+    votes = np.array([counts[name][value] for name, value in keys], dtype=np.int64)
+    total.add_by(_vote, votes, k)
+    means = mechanism.release(total, releases.source)
     least = threshold(k, n, event)
     kept: dict[str, list[tuple[float, str]]] = {name: [] for name in counts}
     for (name, value), count in zip(keys, means * n * math.sqrt(k), strict=True):
         if count > least:
             kept[name].append((-count, value))
     return {name: tuple(value for _, value in sorted(found)) for name, found in kept.items()}
+
+
+def _vote(
+    total: Vector, per_unit: float, limit: float, counts: Integers, columns: int
+) -> tuple[int, int]:
+    """Every row votes 1/sqrt(columns) for its category of each column."""
+    total += np.floor(limit * per_unit / math.sqrt(columns)) * counts
+    return 0, 0

@@ -7,20 +7,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from privagrad._internal.jit import kernel
 from privagrad._internal.validate import Vector
-from privagrad.geometry.ellipsoid import Ellipsoid
-from privagrad.glm.rows import DenseRows, SparseRows
+from privagrad.glm.kernels import FlatRows
 from privagrad.privacy.accounting import PrivacyPlan
 from privagrad.privacy.events import GaussianEvent, Relation, relation_named
-from privagrad.privacy.mechanism import ULP, GaussianSum
-from privagrad.privacy.noise import RandomSource
+from privagrad.privacy.mechanism import GaussianSum
+from privagrad.privacy.releases import Releases
 
 LOWEST, OCTAVES = -40, 80
 """Exponents of 2 that are told apart: entries from 1e-12 to 1e12."""
@@ -32,6 +31,17 @@ LIKELY, SURE, CERTAIN = 3.0, 4.0, 5.0  # standard deviations of noise, by number
 _BOUND = 1.5  # a row's entries and squares, in units of the root of its number of entries
 _TAIL = 0.02  # of a column's entries may be larger than its range
 _NORM_BINS_PER_OCTAVE = 8
+
+
+class Table(Protocol):
+    """Rows that can be read part by part."""
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """The number of rows and of columns."""
+
+    def parts(self) -> Iterable[FlatRows]:
+        """All rows, in as many parts as memory asks for."""
 
 
 class Share(NamedTuple):
@@ -62,34 +72,36 @@ class Ranges:
     row_norm: float
 
 
+def query_event(share: Share, epsilon: float, delta: float, relation: Relation) -> GaussianEvent:
+    """The query, with the noise that its part of epsilon allows."""
+    double = 2.0 if relation_named(relation) == "replace-one" else 1.0
+    query = GaussianEvent(1.0, purpose=share.purpose)
+    alone = PrivacyPlan.calibrate_event(query, share.part * epsilon, delta)
+    return replace(query, noise_multiplier=double * alone.noise_multiplier)
+
+
 def query_events(
     shares: Iterable[Share], epsilon: float, delta: float, relation: Relation
 ) -> list[GaussianEvent]:
-    """The queries, with the noise that their parts of epsilon allow."""
-    double = 2.0 if relation_named(relation) == "replace-one" else 1.0
-    events = []
-    for purpose, part in shares:
-        alone = PrivacyPlan.calibrate_event(GaussianEvent(1.0), part * epsilon, delta)
-        events.append(GaussianEvent(double * alone.noise_multiplier, purpose=purpose))
-    return events
+    """The queries, each with the noise that its part of epsilon allows."""
+    return [query_event(share, epsilon, delta, relation) for share in shares]
 
 
-def private_ranges(
-    rows: DenseRows | SparseRows, noise_multiplier: float, source: RandomSource
-) -> Ranges:
+def private_ranges(rows: Table, releases: Releases, purpose: str) -> Ranges:
     """A starting scale for every column from no knowledge at all.
 
     Guarantees
     ----------
-    One Gaussian release of the noise multiplier: a row with k non-zero entries casts k votes of
-    1/sqrt(k), a vector of norm 1.
+    One Gaussian release for the purpose: a row with k non-zero entries casts k votes of 1/sqrt(k),
+    a vector of norm 1.
     """
     n, dim = rows.shape
-    mechanism = GaussianSum(dim * OCTAVES, noise_multiplier, n)
-    units = np.zeros(dim * OCTAVES)
-    _vote(*rows.flat, LOWEST, OCTAVES, (1 - 8 * ULP) / mechanism.grid, units)
-    votes = mean_of(mechanism, units, source).reshape(dim, OCTAVES)
-    noise = noise_multiplier / n
+    mechanism = GaussianSum(dim * OCTAVES, releases.noise_for(purpose), n)
+    total = mechanism.sum()
+    for part in rows.parts():
+        total.add_by(_vote, part, LOWEST, OCTAVES)
+    votes = mechanism.release(total, releases.source).reshape(dim, OCTAVES)
+    noise = mechanism.noise_multiplier / n
     # Octaves where the columns together show nothing count only where one column stands out.
     common = votes.sum(axis=0) > SURE * noise * math.sqrt(dim)
     kept = np.where(common | (votes > CERTAIN * noise), votes, 0.0)
@@ -138,65 +150,52 @@ def _highest(shown: NDArray[np.bool_], otherwise: Any) -> Vector:
 
 
 def whitened_moments(
-    rows: DenseRows | SparseRows,
-    scale: Vector,
-    row_norm: float,
-    noise_multiplier: float,
-    source: RandomSource,
+    rows: Table, scale: Vector, row_norm: float, releases: Releases, purpose: str
 ) -> tuple[Vector, Vector, float]:
     """E[a_j] and E[a_j²] with every column in units of its scale, and what noise hides of both.
 
     Guarantees
     ----------
-    One Gaussian release of the noise multiplier: each row's entries and their squares, bounded to
-    norm 1.5 · row_norm as one vector, contribute norm ≤ 1 after division by that.
+    One Gaussian release for the purpose: each row's entries and their squares, bounded to norm
+    1.5 · row_norm as one vector, contribute norm ≤ 1 after division by that.
     """
     n, dim = rows.shape
-    mechanism = GaussianSum(2 * dim, noise_multiplier, n)
+    mechanism = GaussianSum(2 * dim, releases.noise_for(purpose), n)
     bound = _BOUND * row_norm
-    units = np.zeros(2 * dim)
-    limit = 1 - (2 * dim + 8) * ULP
-    _add_powers(*rows.flat, 1.0 / scale, 1.0 / bound, 1.0 / mechanism.grid, limit, units)
-    powers = mean_of(mechanism, units, source) * bound
-    return powers[:dim], powers[dim:], noise_multiplier * bound / n
+    total = mechanism.sum()
+    for part in rows.parts():
+        total.add_by(_add_powers, part, 1.0 / scale, 1.0 / bound)
+    powers = mechanism.release(total, releases.source) * bound
+    return powers[:dim], powers[dim:], mechanism.noise_multiplier * bound / n
 
 
 def private_norm(
-    rows: DenseRows | SparseRows,
-    scale: Vector,
-    noise_multiplier: float,
-    source: RandomSource,
-    quantile: float = 0.5,
+    rows: Table, scale: Vector, releases: Releases, purpose: str, quantile: float = 0.5
 ) -> float:
     """A quantile of the rows' norms sqrt(Σ_j scale_j a_j²), rounded up to an eighth of an octave.
 
     Guarantees
     ----------
-    One Gaussian release of the noise multiplier: a row votes once, for its norm's eighth.
+    One Gaussian release for the purpose: a row votes once, for its norm's eighth.
     """
     n = rows.shape[0]
-    size = OCTAVES * _NORM_BINS_PER_OCTAVE
-    mechanism = GaussianSum(size, noise_multiplier, n)
-    units = np.zeros(size)
-    whole = np.rint((1 - 8 * ULP) / mechanism.grid)
-    _vote_norms(*rows.flat, np.sqrt(scale), LOWEST, _NORM_BINS_PER_OCTAVE, whole, units)
-    votes = mean_of(mechanism, units, source)
-    kept = np.where(votes > SURE * noise_multiplier / n, votes, 0.0)
+    mechanism = GaussianSum(OCTAVES * _NORM_BINS_PER_OCTAVE, releases.noise_for(purpose), n)
+    total = mechanism.sum()
+    for part in rows.parts():
+        total.add_by(_vote_norms, part, np.sqrt(scale), LOWEST, _NORM_BINS_PER_OCTAVE)
+    votes = mechanism.release(total, releases.source)
+    kept = np.where(votes > SURE * mechanism.noise_multiplier / n, votes, 0.0)
     if not kept.any():
         return math.sqrt(float(scale.sum()))
     where = np.searchsorted(np.cumsum(kept), quantile * kept.sum())
     return float(2.0 ** (LOWEST + (where + 1) / _NORM_BINS_PER_OCTAVE))
 
 
-def mean_of(mechanism: GaussianSum, units: Vector, source: RandomSource) -> Vector:
-    return mechanism.release(units, Ellipsoid.ball(mechanism.dim, 1.0), source)
-
-
 @kernel()
 def _vote(
-    data: Any, indices: Any, starts: Any, dense: Any, lowest: Any, octaves: Any, units: Any,
-    total: Any,
-) -> None:  # fmt: skip
+    total: Vector, per_unit: float, limit: float, table: FlatRows, lowest: int, octaves: int
+) -> tuple[int, int]:
+    data, indices, starts, dense = table
     for i in range(starts.size - 1):
         first = starts[i] if dense else 0
         count = 0
@@ -205,20 +204,22 @@ def _vote(
                 count += 1
         if count == 0:
             continue
-        vote = np.rint(units / math.sqrt(count))
+        vote = np.rint(limit * per_unit / math.sqrt(count))
         for k in range(starts[i], starts[i + 1]):
             if data[k] != 0.0 and math.isfinite(data[k]):
                 octave = math.frexp(abs(np.float64(data[k])))[1] - 1 - lowest
                 octave = min(max(octave, 0), octaves - 1)
                 total[indices[k - first] * octaves + octave] += vote
+    return 0, 0
 
 
 @kernel()
 def _add_powers(
-    data: Any, indices: Any, starts: Any, dense: Any, inverse: Any, factor: Any, units: Any,
-    limit: Any, total: Any,
-) -> None:  # fmt: skip
+    total: Vector, per_unit: float, limit: float, table: FlatRows, inverse: Vector, factor: float
+) -> tuple[int, int]:
+    data, indices, starts, dense = table
     dim = inverse.size
+    clipped = nonfinite = 0
     for i in range(starts.size - 1):
         first = starts[i] if dense else 0
         squares = 0.0
@@ -227,20 +228,25 @@ def _add_powers(
             squares += (value * factor) ** 2 + (value * value * factor) ** 2
         norm = math.sqrt(squares)
         if not math.isfinite(norm):
+            nonfinite += 1
             continue
-        shrink = units if norm <= limit else units * limit / norm
+        clipped += norm > limit
+        shrink = per_unit if norm <= limit else per_unit * limit / norm
         for k in range(starts[i], starts[i + 1]):
             j = indices[k - first]
             value = np.float64(data[k]) * inverse[j]
             total[j] += np.rint(value * factor * shrink)
             total[dim + j] += np.rint(value * value * factor * shrink)
+    return clipped, nonfinite
 
 
 @kernel()
 def _vote_norms(
-    data: Any, indices: Any, starts: Any, dense: Any, whitening: Any, lowest: Any, bins: Any,
-    vote: Any, total: Any,
-) -> None:  # fmt: skip
+    total: Vector, per_unit: float, limit: float, table: FlatRows, whitening: Vector, lowest: int,
+    bins: int,
+) -> tuple[int, int]:  # fmt: skip
+    data, indices, starts, dense = table
+    vote = np.rint(limit * per_unit)
     for i in range(starts.size - 1):
         first = starts[i] if dense else 0
         squares = 0.0
@@ -249,3 +255,4 @@ def _vote_norms(
         if squares > 0.0 and math.isfinite(squares):
             octave = math.floor((math.log2(squares) / 2 - lowest) * bins)
             total[min(max(octave, 0), total.size - 1)] += vote
+    return 0, 0

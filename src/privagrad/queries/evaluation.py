@@ -14,12 +14,11 @@ from privagrad._internal.jit import kernel
 from privagrad._internal.validate import Vector
 from privagrad.geometry.ellipsoid import Ellipsoid
 from privagrad.glm.gradients import GlmGradients
-from privagrad.glm.kernels import all_margins, all_norms
+from privagrad.glm.kernels import FlatRows, all_margins, all_norms
 from privagrad.glm.losses import Loss, class_slopes, class_value, lipschitz, slope, value
-from privagrad.privacy.events import GaussianEvent
-from privagrad.privacy.mechanism import GaussianSum, bounded_units
-from privagrad.privacy.noise import RandomSource
-from privagrad.queries.columns import Share, mean_of
+from privagrad.privacy.mechanism import GaussianSum
+from privagrad.privacy.releases import Releases
+from privagrad.queries.columns import Share
 
 EVALUATION = Share("evaluation", 0.12)
 
@@ -67,19 +66,18 @@ def evaluate(
     ellipsoid: Ellipsoid,
     path: Sequence[tuple[int, Vector]],
     left_out: NDArray[np.bool_] | None,
-    event: GaussianEvent,
-    source: RandomSource,
+    releases: Releases,
 ) -> Evaluation:
     """What the rows say of the iterates of `path`, the last of which is the model.
 
     Guarantees
     ----------
-    One Gaussian release of the event's noise multiplier: a row's vector holds numbers from 0 to 1
+    One Gaussian release, the plan's event "evaluation": a row's vector holds numbers from 0 to 1
     and is bounded to norm 1 after division by the largest norm such a vector can have. It depends
     on that row alone, and is 0 where a loss is not a number.
     """
     loss, outputs, n = gradients.loss, gradients.outputs, gradients.rows.shape[0]
-    regression = loss.name in ("quantile", "huber")
+    regression = loss.regression
     if ellipsoid.dim != gradients.dim:
         raise ValueError(
             f"Expected an ellipsoid of dimension {gradients.dim}, found {ellipsoid.dim}."
@@ -91,24 +89,24 @@ def evaluate(
     largest = math.sqrt((3 if regression else 2) + (2 * marks + factors) * _CURVE**2)
     first_mark = 1 + (classes or 2) + factors
     dim = first_mark + 2 * marks
-    mechanism = GaussianSum(dim, event.noise_multiplier, n)
-    units = np.zeros(dim)
+    mechanism = GaussianSum(dim, releases.noise_for(EVALUATION.purpose), n)
+    total = mechanism.sum()
     points = np.concatenate([gradients.point(x) for _, x in path[1:]])
     data, indices, starts, dense = gradients.rows.flat
     for first in range(0, n, _ROWS):
         stop = min(first + _ROWS, n)
-        table = data, indices, starts[first : stop + 1], dense
+        table = FlatRows(data, indices, starts[first : stop + 1], dense)
         vectors = np.zeros((stop - first, dim))
         _answer(
-            all_margins(*table, points, marks * outputs).reshape(-1, marks, outputs),
-            all_norms(*table, ellipsoid.whitening), gradients.targets[first:stop], *loss.key, cap,
+            all_margins(table, points, marks * outputs).reshape(-1, marks, outputs),
+            all_norms(table, ellipsoid.whitening), gradients.targets[first:stop], *loss.key, cap,
             classes, FACTORS[:factors], vectors,
         )  # fmt: skip
         if left_out is not None:
             vectors[left_out[first:stop]] = 0.0
-        units += bounded_units(vectors / largest, mechanism.grid)[0]
-    noise = event.noise_multiplier * largest / n
-    means = mean_of(mechanism, units, source) * largest
+        total.add(vectors / largest)
+    noise = mechanism.noise_multiplier * largest / n
+    means = mechanism.release(total, releases.source) * largest
     known = means[1 : 1 + classes] if classes else means[2:3]
     counted = max(float(known.sum()), noise)
     curve = means[first_mark:].reshape(marks, 2) / (_CURVE * counted)
@@ -204,7 +202,7 @@ def _squared_error(margins: Any, factor: Any, label: Any) -> Any:
 
 def _cap(loss: Loss, outputs: int) -> float:
     """What no row's loss counts more than: twice that of knowing nothing, or of four units."""
-    if loss.name in ("quantile", "huber"):
+    if loss.regression:
         return 4 * loss.lipschitz
     return 2 * float(loss.value(*_at_start(outputs, max(outputs, 2)))[0])
 

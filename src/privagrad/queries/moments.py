@@ -13,9 +13,8 @@ paper's own way, for comparison.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -26,35 +25,52 @@ from privagrad.geometry.ellipsoid import Ellipsoid
 from privagrad.glm.rows import DenseRows, SparseRows
 from privagrad.privacy.accounting import PrivacyPlan
 from privagrad.privacy.events import GaussianEvent
-from privagrad.privacy.mechanism import GaussianSum, bounded_units
+from privagrad.privacy.mechanism import GaussianSum
 from privagrad.privacy.noise import RandomSource
+from privagrad.privacy.releases import Releases
 from privagrad.queries.columns import (
     CERTAIN,
     SURE,
+    Ranges,
     Share,
-    mean_of,
+    Table,
     private_ranges,
     whitened_moments,
 )
 
 _HIDDEN = 0.1  # part of the noise in a column's square that its spread may hide in
 
-SCALES = (Share("ranges", 0.3), Share("moments", 0.15))
-COLUMNS = (
+
+class ColumnQueries(NamedTuple):
+    """The releases that learn the scales of columns; `around` are the same around their centres."""
+
+    ranges: Share
+    moments: Share
+    around: ColumnQueries | None = None
+
+    @property
+    def shares(self) -> list[Share]:
+        """All of them, in the order of their release."""
+        return [self.ranges, self.moments, *(self.around.shares if self.around else [])]
+
+
+SCALES = ColumnQueries(Share("ranges", 0.3), Share("moments", 0.15))
+COLUMNS = ColumnQueries(
     Share("ranges", 0.25),
     Share("moments", 0.12),
-    Share("ranges around centres", 0.12),
-    Share("moments around centres", 0.12),
+    ColumnQueries(Share("ranges around centres", 0.12), Share("moments around centres", 0.12)),
 )
-BOUNDED_COLUMNS = (Share("moments", 0.15),)
-TARGET = (
+BOUNDED_COLUMNS = Share("moments", 0.15)
+TARGET = ColumnQueries(
     Share("target's range", 0.1),
     Share("target's moments", 0.05),
-    Share("target's range around its centre", 0.1),
-    Share("target's moments around its centre", 0.05),
+    ColumnQueries(
+        Share("target's range around its centre", 0.1),
+        Share("target's moments around its centre", 0.05),
+    ),
 )
-BOUNDED_TARGET = (Share("target's moments", 0.05),)
-NORMS = (Share("row norms", 0.06),)
+BOUNDED_TARGET = Share("target's moments", 0.05)
+NORMS = Share("row norms", 0.06)
 
 
 @dataclass(frozen=True)
@@ -71,45 +87,41 @@ class Columns:
     moments: Vector
 
 
-def private_moments(
-    rows: DenseRows | SparseRows, events: Sequence[GaussianEvent], source: RandomSource
-) -> Vector:
+def private_moments(rows: Table, releases: Releases) -> Vector:
     """Second moments E[a_j²] of all columns, all positive, from the releases of `SCALES`."""
-    ranges = private_ranges(rows, events[0].noise_multiplier, source)
-    _, squares, floor = whitened_moments(
-        rows, ranges.scale, ranges.row_norm, events[1].noise_multiplier, source
-    )
+    ranges, (_, squares, floor) = _ranges_and_moments(rows, SCALES, releases)
     moments: Vector = ranges.scale**2 * np.maximum(squares, floor)
     return moments
 
 
 def private_columns(
     rows: DenseRows | SparseRows,
-    events: Sequence[GaussianEvent],
-    source: RandomSource,
+    queries: ColumnQueries,
+    releases: Releases,
     always: bool = False,
 ) -> Columns:
-    """Centres, units and moments of all columns from the releases of `COLUMNS`.
+    """Centres, units and moments of all columns from the releases of `queries`.
 
-    With those of `SCALES` nothing is centred; with `always` everything is.
+    Without queries around centres nothing is centred; with `always` everything is.
     """
-    noises = [event.noise_multiplier for event in events]
-    ranges = private_ranges(rows, noises[0], source)
-    means, squares, floor = whitened_moments(rows, ranges.scale, ranges.row_norm, noises[1], source)
+    ranges, (means, squares, floor) = _ranges_and_moments(rows, queries, releases)
     share = np.clip(ranges.share, floor, 1.0)
     size = _entry_size(squares, ranges.share, floor)
-    centred = len(events) > len(SCALES)
-    offset = np.flatnonzero(_is_offset(means, squares, floor) & centred | always)
     centre = np.zeros(share.size)
-    centre[offset] = (ranges.scale * means)[offset]
     unit, moments = ranges.scale * size, share
+    if queries.around is None:
+        return Columns(centre, unit, moments)
+    offset = np.flatnonzero(_is_offset(means, squares, floor) | always)
+    centre[offset] = (ranges.scale * means)[offset]
     if offset.size:
         # A spread too small to be seen from afar is believed only so far: where it is wrong, rows
         # with the rare other values would be immense.
         least = ranges.scale[offset] * math.sqrt(_HIDDEN * floor)
         moved = rows.centred(offset, centre[offset])
-        near = private_ranges(moved, noises[2], source)
-        means, squares, floor = whitened_moments(moved, near.top, near.row_norm, noises[3], source)
+        near = private_ranges(moved, releases, queries.around.ranges.purpose)
+        means, squares, floor = whitened_moments(
+            moved, near.top, near.row_norm, releases, queries.around.moments.purpose
+        )
         centre[offset] += near.top * means
         spread = near.top * np.sqrt(np.maximum(squares - means**2, floor))
         unit[offset] = np.maximum(spread, least)
@@ -117,12 +129,20 @@ def private_columns(
     return Columns(centre, unit, moments)
 
 
+def _ranges_and_moments(
+    rows: Table, queries: ColumnQueries, releases: Releases
+) -> tuple[Ranges, tuple[Vector, Vector, float]]:
+    ranges = private_ranges(rows, releases, queries.ranges.purpose)
+    return ranges, whitened_moments(
+        rows, ranges.scale, ranges.row_norm, releases, queries.moments.purpose
+    )
+
+
 def bounded_columns(
     rows: DenseRows | SparseRows,
-    low: Vector,
-    high: Vector,
-    event: GaussianEvent,
-    source: RandomSource,
+    bounds: tuple[Vector, Vector],
+    releases: Releases,
+    purpose: str,
     centred: bool = True,
     always: bool = False,
 ) -> Columns:
@@ -130,6 +150,7 @@ def bounded_columns(
 
     Entries must lie within the bounds.
     """
+    low, high = bounds
     offset = ((low > 0) | (high < 0)) & centred | always
     centre = np.where(offset, low / 2 + high / 2, 0.0)
     scale = np.maximum(high - centre, centre - low)
@@ -137,7 +158,7 @@ def bounded_columns(
     everything = np.arange(centre.size)
     moved = rows.centred(everything, centre) if offset.any() else rows
     norm = math.sqrt(centre.size)
-    means, squares, floor = whitened_moments(moved, scale, norm, event.noise_multiplier, source)
+    means, squares, floor = whitened_moments(moved, scale, norm, releases, purpose)
     offset |= _is_offset(means, squares, floor) & centred
     spread = np.maximum(squares - np.where(offset, means**2, 0.0), floor)
     return Columns(
@@ -259,8 +280,9 @@ def algorithm3(
     for t in range(1, T + 1):
         rho = 4 * ratio * 2.0 ** -(t - 1) * math.log(ratio)
         truncated = np.minimum(powers, rho**2) / (rho**2 * math.sqrt(dim))
-        units, _, _ = bounded_units(truncated, mechanism.grid)
-        squares = mean_of(mechanism, units, source) * rho**2 * math.sqrt(dim)
+        total = mechanism.sum()
+        total.add(truncated)
+        squares = mechanism.release(total, source) * rho**2 * math.sqrt(dim)
         seen = left & (squares >= 4.0 ** -(t + 1))
         result[seen] = 2.0**-t
         left &= ~seen

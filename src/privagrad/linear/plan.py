@@ -1,0 +1,152 @@
+"""A fit of a linear model before it happens: what is public, what users set, what is released."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from privagrad._internal import validate
+from privagrad.linear import recipe
+from privagrad.privacy.accounting import PrivacyPlan
+from privagrad.privacy.events import Event, training_event
+from privagrad.privacy.noise import RandomSource
+from privagrad.privacy.releases import Releases
+from privagrad.privacy.sampling import Batches
+from privagrad.queries import moments
+from privagrad.queries.columns import Share, query_events
+from privagrad.queries.evaluation import EVALUATION
+from privagrad.queries.moments import ColumnQueries
+
+
+@dataclass(frozen=True)
+class PublicFacts:
+    """What a plan needs to know of a problem: all of it public."""
+
+    n: int
+    dim: int
+    sparse: bool
+    regression: bool
+    intercept: bool
+    bounded: bool
+    target_bounded: bool
+
+    @property
+    def column_queries(self) -> ColumnQueries | Share:
+        """What is asked of the columns; a single share where their bounds are known."""
+        if self.bounded:
+            return moments.BOUNDED_COLUMNS
+        return moments.COLUMNS if self.intercept else moments.SCALES
+
+    @property
+    def target_queries(self) -> ColumnQueries | Share | None:
+        """What is asked of the target; None for classes."""
+        if not self.regression:
+            return None
+        return moments.BOUNDED_TARGET if self.target_bounded else moments.TARGET
+
+    def queries(self) -> list[Share]:
+        """What is asked before the training, over all rows."""
+        asked = (self.column_queries, self.target_queries, moments.NORMS)
+        return [share for one in asked if one is not None for share in _shares(one)]
+
+
+def _shares(asked: ColumnQueries | Share) -> list[Share]:
+    return [asked] if isinstance(asked, Share) else asked.shares
+
+
+@dataclass(frozen=True)
+class Choices:
+    """What users may set instead of the recipe."""
+
+    steps: int | None = None
+    batch_size: int | None = None
+    step_size: float | None = None
+    radius: float | None = None
+    method: str = "pagan"
+
+    def __post_init__(self) -> None:
+        # Products of NumPy's small integers wrap around.
+        for name in ("steps", "batch_size"):
+            if (value := getattr(self, name)) is not None:
+                object.__setattr__(self, name, validate.integer(name, value))
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A fit before it happens.
+
+    Attributes
+    ----------
+    method : str
+        A name of `recipe.METHODS`.
+    batches : Batches
+        How many steps there are, and how each draws its rows.
+    privacy : PrivacyPlan
+        What will be released, by purpose; with an event for `EVALUATION` the rows are asked once
+        more at the end how well they are fitted.
+    delta : float
+        The delta of the report.
+    relative_noise : float
+        How much of the training is noise: see `recipe.relative_noise`.
+    step_size : float
+        α.
+    radius : float
+        The bound on gradients: see `recipe.RADIUS`.
+    """
+
+    method: str
+    batches: Batches
+    privacy: PrivacyPlan
+    delta: float
+    relative_noise: float
+    step_size: float
+    radius: float
+
+    def releases(self, source: RandomSource) -> Releases:
+        """The plan, to be carried out with this randomness."""
+        return Releases(self.privacy, source, self.delta)
+
+
+def plan_fit(
+    facts: PublicFacts,
+    epsilon: float,
+    delta: float,
+    choices: Choices,
+    other_events: Iterable[Event] = (),
+    evaluated: bool = False,
+) -> Plan:
+    """How many steps of how many rows, and their noise, from public facts alone.
+
+    Parameters
+    ----------
+    facts : PublicFacts
+        The problem.
+    epsilon, delta : float
+        The budget.
+    choices : Choices
+        What the user sets instead of the recipe.
+    other_events : iterable of events
+        Further releases that the same budget pays for.
+    evaluated : bool
+        Whether the same budget pays for an evaluation too.
+    """
+    batches = recipe.batches(facts.n, facts.dim, facts.sparse, choices.steps, choices.batch_size)
+    privacy, noise = PrivacyPlan((), unprotected=True), 0.0
+    if not math.isinf(epsilon):
+        shares = [*facts.queries(), *([EVALUATION] if evaluated else [])]
+        queries = query_events(shares, epsilon, delta, "zero-out")
+        privacy = PrivacyPlan.calibrate_event(
+            training_event(batches), epsilon, delta, [*other_events, *queries]
+        )
+        noise = recipe.relative_noise(privacy.noise_multiplier, batches, facts.dim)
+    step_size = recipe.step_size(noise, facts.regression, choices.method, facts.dim)
+    return Plan(
+        choices.method,
+        batches,
+        privacy,
+        delta,
+        noise,
+        step_size if choices.step_size is None else choices.step_size,
+        recipe.RADIUS if choices.radius is None else choices.radius,
+    )

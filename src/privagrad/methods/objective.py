@@ -1,0 +1,171 @@
+"""Any convex objective (1/n) Σ_i F(x; z_i), from the gradients of single examples."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+import numpy as np
+
+from privagrad._internal.jit import kernel
+from privagrad._internal.validate import Vector, integer
+from privagrad.geometry.ellipsoid import Ellipsoid, Projection, euclidean_norm, secular_root
+from privagrad.glm.kernels import FlatRows
+from privagrad.glm.rows import DenseRows
+from privagrad.privacy.mechanism import ULP, BoundedSum
+from privagrad.privacy.sampling import Rows
+
+_CHUNK_BYTES = 2**25
+"""What the gradients of one chunk of examples may take."""
+
+APART = 2.0**-40
+"""How far an example's gradient may hang on the others of its chunk by rounding, of its norm."""
+
+
+@runtime_checkable
+class Objective(Protocol):
+    """F(x; z_i) for examples i = 0, ..., n_examples - 1: what `minimize` needs to know of it.
+
+    `value(x)`, the mean of F(x; z_i) over all examples, is optional: `minimize` never calls it.
+
+    Guarantees
+    ----------
+    What the user must guarantee: row k of ``per_example_gradients(x, rows)`` depends on x, on
+    example ``rows[k]`` and on public numbers alone, up to rounding in the last digits; the
+    examples are numbered once and for all; `dim` and `n_examples` are public.
+    `privagrad.testing.check_objective` tries to find a violation.
+    """
+
+    dim: int
+    n_examples: int
+
+    def per_example_gradients(self, x: Vector, rows: Rows) -> Vector:
+        """∇F(x; z_i) for the examples i of `rows`, one a row, of shape (len(rows), dim)."""
+
+
+@dataclass(frozen=True)
+class ObjectiveGradients:
+    """The gradients of an `Objective`, bounded and summed in chunks of bounded memory.
+
+    Guarantees
+    ----------
+    Each example's vector is bounded to norm ≤ 1 by itself. How the user's arithmetic rounds may
+    depend on which other examples are in the chunk; `slack` counts that, and the rounding of sums.
+    """
+
+    objective: Objective
+
+    def __post_init__(self) -> None:
+        for name in ("dim", "n_examples"):
+            integer(f"objective.{name}", getattr(self.objective, name))
+
+    @property
+    def dim(self) -> int:
+        return int(self.objective.dim)
+
+    @property
+    def n_examples(self) -> int:
+        return int(self.objective.n_examples)
+
+    def slack(self, batch_size: float) -> float:
+        # No Poisson batch beyond twice its expectation plus 64 is seen in practice (1e-20).
+        most = 2 * batch_size + 64
+        return most * (APART + most * ULP)
+
+    def chunks(self, x: Vector, batch: Rows) -> Iterator[Vector]:
+        """The batch's gradients, checked, some rows at a time."""
+        size = max(1, _CHUNK_BYTES // (8 * self.dim))
+        for first in range(0, batch.size, size):
+            rows = batch[first : first + size]
+            found = np.asarray(
+                self.objective.per_example_gradients(x.copy(), rows), dtype=np.float64
+            )
+            if found.shape != (rows.size, self.dim):
+                raise ValueError(
+                    f"Expected per_example_gradients of shape ({rows.size}, {self.dim}), one "
+                    f"gradient for each of the rows, found shape {found.shape}."
+                )
+            yield np.ascontiguousarray(found)
+
+    def add_bounded(
+        self,
+        total: BoundedSum,
+        x: Vector,
+        batch: Rows,
+        ellipsoid: Ellipsoid,
+        projection: Projection = "radial",
+        pool: Executor | None = None,
+    ) -> None:
+        """total += Σ_i A^{1/2} bound(∇F(x; z_i)) over the examples of the batch."""
+        for gradients in self.chunks(x, batch):
+            total.add_by(
+                _add_gradients, gradients, ellipsoid.whitening, ellipsoid.scale,
+                projection == "euclidean",
+            )  # fmt: skip
+
+    def add_plain(
+        self, total: Vector, x: Vector, batch: Rows, pool: Executor | None = None
+    ) -> tuple[int, int]:
+        """total += Σ_i ∇F(x; z_i); gradients that are not finite are left out and counted."""
+        left_out = 0
+        for gradients in self.chunks(x, batch):
+            finite = np.isfinite(gradients).all(axis=1)
+            left_out += int((~finite).sum())
+            total += gradients[finite].sum(axis=0)
+        return 0, left_out
+
+    def per_example(self, x: Vector, batch: Rows) -> Vector:
+        """The batch's gradients that are finite, one a row."""
+        gradients = np.concatenate([np.empty((0, self.dim)), *self.chunks(x, batch)])
+        return np.asarray(gradients[np.isfinite(gradients).all(axis=1)])
+
+    def at(self, x: Vector) -> GradientTable:
+        """The gradients at `x` as the rows of a table."""
+        return GradientTable(self, x.copy())
+
+
+@dataclass(frozen=True)
+class GradientTable:
+    """All gradients of an objective at one point, as rows that queries read part by part."""
+
+    gradients: ObjectiveGradients
+    x: Vector
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.gradients.n_examples, self.gradients.dim
+
+    def parts(self) -> Iterator[FlatRows]:
+        for chunk in self.gradients.chunks(self.x, np.arange(self.shape[0])):
+            yield DenseRows(chunk).flat
+
+
+@kernel()
+def _add_gradients(
+    total: Vector, per_unit: float, limit: float, gradients: Vector, whitening: Vector,
+    scale: Vector, euclidean: bool,
+) -> tuple[int, int]:  # fmt: skip
+    """Whiten each row, bound it to `limit` and add it in units, which the release rounds."""
+    moved = np.empty(whitening.size)
+    clipped = nonfinite = 0
+    for i in range(gradients.shape[0]):
+        for j in range(moved.size):
+            moved[j] = gradients[i, j] * whitening[j]
+        norm = euclidean_norm(moved)
+        if not math.isfinite(norm):
+            nonfinite += 1
+            continue
+        if norm > limit:
+            clipped += 1
+            if euclidean:
+                root, top = secular_root(moved, scale, limit)
+                for j in range(moved.size):
+                    moved[j] /= 1.0 + root * (scale[j] / top)
+                norm = euclidean_norm(moved)
+        factor = per_unit if norm <= limit else per_unit * (limit / norm)
+        for j in range(moved.size):
+            total[j] += moved[j] * factor
+    return clipped, nonfinite

@@ -1,0 +1,54 @@
+"""Events as JSON: the one form in which files keep them.
+
+A list of events is written as ``{"version": 2, "events": [...]}``, each event as its fields and its
+kind. Version 1, which privagrad 0.1 wrote, is the bare list.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict
+from typing import Any
+
+from privagrad.privacy.events import Event, GaussianEvent, ObjectiveEvent, SelectEvent
+
+VERSION = 2
+_KINDS: dict[str, Any] = {
+    kind.__name__: kind for kind in (GaussianEvent, ObjectiveEvent, SelectEvent)
+}
+
+
+def dumps(events: Iterable[Event]) -> str:
+    """The text of some events."""
+    return json.dumps({"version": VERSION, "events": [as_json(event) for event in events]})
+
+
+def loads(text: str) -> tuple[Event, ...]:
+    """The events of a text, also of one that version 0.1 wrote."""
+    told = json.loads(text)
+    if isinstance(told, list):
+        told = {"version": 1, "events": told}
+    if told["version"] > VERSION:
+        raise ValueError(
+            f"Expected events of version {VERSION} or older, found version {told['version']}: a "
+            "newer privagrad wrote them. Upgrade this one."
+        )
+    return tuple(from_json(values) for values in told["events"])
+
+
+def as_json(event: Event) -> dict[str, Any]:
+    """An event as plain values, readable without this library."""
+    return {"kind": type(event).__name__, **asdict(event)}
+
+
+def from_json(values: Mapping[str, Any]) -> Event:
+    """The event of plain values; without a kind, as checkpoints of 0.1 are, a Gaussian one."""
+    fields = dict(values)
+    kind = fields.pop("kind", "GaussianEvent")
+    if kind not in _KINDS:
+        raise ValueError(f"Expected an event of kind {', '.join(_KINDS)}; found {kind!r}.")
+    if kind == "SelectEvent":
+        fields["events"] = tuple(GaussianEvent(**inner) for inner in fields["events"])
+    event: Event = _KINDS[kind](**fields)
+    return event
