@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -17,28 +17,32 @@ from privagrad._internal import validate
 from privagrad._internal.jit import kernel
 from privagrad._internal.validate import Vector
 
+Task = Literal["classification", "regression", "none"]
+
 
 @dataclass(frozen=True)
 class _Kind:
-    """What a loss's name stands for: its targets, the largest ℓ'', and its parameter."""
+    """What a loss's name stands for: its targets, its task, the largest ℓ'', and its parameter."""
 
     targets: str  # "numbers", "signs", "classes" or "none"
+    task: Task
     smoothness: float = math.inf
     parameter: str = ""
     default: float = 0.0
     below: float = math.inf
+    several: str = ""  # the name of the same loss for several classes
 
 
 _KINDS = {
-    "absolute": _Kind("numbers"),
-    "logistic": _Kind("signs", smoothness=0.25),
-    "hinge": _Kind("signs"),
+    "absolute": _Kind("numbers", "regression"),
+    "logistic": _Kind("signs", "classification", 0.25, several="softmax"),
+    "hinge": _Kind("signs", "classification", several="multiclass-hinge"),
     # Slopes below 1e12 keep every product of the kernels within the range of doubles.
-    "huber": _Kind("numbers", 1.0, "bend between square and linear", 1.35, 1e12),
-    "quantile": _Kind("numbers", math.inf, "quantile", 0.5, 1.0),
-    "linear": _Kind("none", smoothness=0.0),
-    "softmax": _Kind("classes", 0.5),
-    "multiclass-hinge": _Kind("classes"),
+    "huber": _Kind("numbers", "regression", 1.0, "bend between square and linear", 1.35, 1e12),
+    "quantile": _Kind("numbers", "regression", math.inf, "quantile", 0.5, 1.0),
+    "linear": _Kind("none", "none", 0.0),
+    "softmax": _Kind("classes", "classification", 0.5, several="softmax"),
+    "multiclass-hinge": _Kind("classes", "classification", several="multiclass-hinge"),
 }
 LOSSES = tuple(_KINDS)
 _SQRT2 = math.sqrt(2) * (1 + 2.0**-52)  # rounded up
@@ -202,6 +206,26 @@ class Loss:
     def multiclass(self) -> bool:
         """Whether the margin is a vector, one number a class."""
         return _KINDS[self.name].targets == "classes"
+
+    @property
+    def task(self) -> Task:
+        """What the targets are: classes, numbers to predict, or none."""
+        return _KINDS[self.name].task
+
+    @property
+    def regression(self) -> bool:
+        """Whether the targets are numbers to predict."""
+        return self.task == "regression"
+
+    @property
+    def multiclass_twin(self) -> Loss:
+        """The same loss for any number of classes: a multiclass loss is its own twin."""
+        if not (several := _KINDS[self.name].several):
+            raise ValueError(
+                f"Expected a loss for classes, found the {self.name} loss: use one of "
+                f"{', '.join(name for name, kind in _KINDS.items() if kind.several)}."
+            )
+        return Loss(several)
 
     @property
     def lipschitz(self) -> float:
