@@ -113,6 +113,18 @@ def test_the_best_model_keeps_its_own_settings():
     assert search.best_estimator_.verbose is True
 
 
+@pytest.mark.parametrize("seed", [None, 0])
+def test_runs_are_seeded_only_if_the_search_is(seed):
+    X, y = table(300)
+    search = pg.PrivateSearch(
+        pg.PrivateLogisticRegression(steps=3, random_state=5), CANDIDATES, epsilon=20.0,
+        mean_runs=1.5, random_state=seed,
+    ).fit(X, y)  # fmt: skip
+    seeded = seed is not None
+    assert search.privacy_.seeded == search.best_estimator_.privacy_.seeded == seeded
+    assert (search.best_estimator_.random_state is not None) == seeded
+
+
 def test_more_runs_cost_more_and_one_run_costs_a_run():
     inner = (GaussianEvent(30.0, 10), GaussianEvent(50.0))
     epsilons = [
@@ -259,12 +271,14 @@ def test_the_best_run_is_the_fit_of_its_setting(estimator, candidates, layout):
 def test_all_labels_are_known_to_a_run_whichever_rows_it_is_fitted_to():
     """The set of labels in y is public; that of a secret part of y is not."""
     X, y = table(300)
-    y[0] = 7
-    for seed in range(8):
+    held_out = random_source(3).sampler.random(300) < 0.2
+    for rare in (np.flatnonzero(held_out)[0], np.flatnonzero(~held_out)[0]):
+        labels = y.copy()
+        labels[rare] = 7
         search = pg.PrivateSearch(
             pg.PrivateLogisticRegression(steps=3), {"radius": [0.2]}, epsilon=8.0, mean_runs=1.5,
-            random_state=seed,
-        ).fit(X, y)  # fmt: skip
+            random_state=3,
+        ).fit(X, labels)  # fmt: skip
         assert search.best_estimator_.classes_.tolist() == [0, 1, 7]
 
 
@@ -281,7 +295,10 @@ def test_the_best_model_knows_the_names_of_columns():
 
 
 def test_too_few_rows_to_split_are_refused():
+    """One row to fit is refused too, which `fit` of the estimators refuses."""
     X, y = table(300)
     first = [np.flatnonzero(y == label)[0] for label in (0, 1)]
-    with pytest.raises(ValueError, match="fit two and hold some out, found 2"):
-        pg.PrivateSearch(pg.PrivateLogisticRegression(), CANDIDATES).fit(X[first], y[first])
+    for seed in range(20):
+        search = pg.PrivateSearch(pg.PrivateLogisticRegression(), CANDIDATES, random_state=seed)
+        with pytest.raises(ValueError, match="fit two and hold some out, found 2"):
+            search.fit(X[first], y[first])

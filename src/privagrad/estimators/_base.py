@@ -79,11 +79,6 @@ class PrivateLinearEstimator(BaseEstimator):  # type: ignore[misc]
             The targets.
         **refused : None
             ``sample_weight`` is refused: a weight would change what one row may contribute.
-
-        Returns
-        -------
-        self : estimator
-            The fitted estimator.
         """
         _refuse(refused)
         table = self._read(X, y)

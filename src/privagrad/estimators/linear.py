@@ -56,34 +56,12 @@ class _PrivateLinearClassifier(ClassifierMixin, PrivateLinearEstimator):  # type
         return np.asarray(self._predicted(self._margins(table.rows)) == table.y, dtype=np.float64)
 
     def decision_function(self, X: Any) -> NDArray[np.float64]:
-        """Margins.
-
-        Parameters
-        ----------
-        X : array, CSR matrix or data frame of shape (n, d)
-            The rows.
-
-        Returns
-        -------
-        margins : array of shape (n,) or (n, k)
-            For two classes the margin of the second one, for k > 2 classes one number for each.
-        """
+        """Margins: of shape (n,) for two classes, (n, k) for k > 2 classes."""
         margins = self._margins_of(X)
         return margins[:, 0] if margins.shape[1] == 1 else margins
 
     def predict(self, X: Any) -> NDArray[Any]:
-        """The class of the largest margin.
-
-        Parameters
-        ----------
-        X : array, CSR matrix or data frame of shape (n, d)
-            The rows.
-
-        Returns
-        -------
-        labels : array of shape (n,)
-            One of `classes_` for each row.
-        """
+        """The class of the largest margin for each row."""
         return self._predicted(self._margins_of(X))
 
     def _predicted(self, margins: NDArray[np.float64]) -> NDArray[Any]:
@@ -168,20 +146,10 @@ class PrivateLogisticRegression(_PrivateLinearClassifier):
     _loss = Loss("logistic")
 
     def predict_proba(self, X: Any) -> NDArray[np.float64]:
-        """Probabilities of the classes.
+        """Probabilities of the classes in the order of `classes_`, of shape (n, k).
 
         Bounding gradients makes rare classes look rarer than they are. ``radius=1`` is closer to
         true probabilities, with more noise.
-
-        Parameters
-        ----------
-        X : array, CSR matrix or data frame of shape (n, d)
-            The rows.
-
-        Returns
-        -------
-        probabilities : array of shape (n, k)
-            In the order of `classes_`.
         """
         margins = self._margins_of(X)
         if margins.shape[1] == 1:
@@ -232,18 +200,7 @@ class _PrivateLinearRegressor(RegressorMixin, PrivateLinearEstimator):  # type: 
         return np.clip(1 - losses / (4 * loss.lipschitz), 0.0, 1.0)
 
     def predict(self, X: Any) -> NDArray[np.float64]:
-        """X @ coef_ + intercept_.
-
-        Parameters
-        ----------
-        X : array, CSR matrix or data frame of shape (n, d)
-            The rows.
-
-        Returns
-        -------
-        predictions : array of shape (n,)
-            In the unit of the target.
-        """
+        """X @ coef_ + intercept_, of shape (n,)."""
         return self._margins_of(X)
 
 

@@ -133,14 +133,9 @@ class PrivateSearch(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
         Parameters
         ----------
         X : array, CSR matrix or data frame of shape (n, d)
-            The rows. All entries are finite numbers.
+            The rows, as for `fit` of the estimator.
         y : array of shape (n,)
             The targets.
-
-        Returns
-        -------
-        self : PrivateSearch
-            The fitted search.
         """
         epsilon = validate.positive("epsilon", self.epsilon)
         if validate.positive("mean_runs", self.mean_runs) <= 1:
@@ -159,11 +154,7 @@ class PrivateSearch(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
             warnings.simplefilter("ignore")
             for _ in range(int(source.sampler.geometric(1 / self.mean_runs))):
                 candidate = candidates[source.sampler.integers(len(candidates))]
-                seed = int(source.sampler.integers(2**62)) if source.seeded else None
-                fitted = self._estimator(
-                    epsilon=run.epsilon, delta=delta, random_state=seed,
-                    **{**candidate.setting, "verbose": False},
-                )._fit_problem(candidate.problem, train.labels)  # fmt: skip
+                fitted = self._fitted(candidate, train.labels, run, source)
                 score = _noisy_mean(fitted._row_scores(test), run.score, source)
                 if score > best[0]:
                     best = (score, candidate.setting, fitted)
@@ -209,6 +200,14 @@ class PrivateSearch(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
     def _estimator(self, **parameters: Any) -> PrivateLinearEstimator:
         made: PrivateLinearEstimator = clone(self.estimator).set_params(**parameters)
         return made
+
+    def _fitted(
+        self, candidate: Candidate, labels: NDArray[Any], run: RunPlan, source: RandomSource
+    ) -> PrivateLinearEstimator:
+        seed = int(source.sampler.integers(2**62)) if source.seeded else None
+        budget = {"epsilon": run.epsilon, "delta": run.fit.delta, "random_state": seed}
+        estimator = self._estimator(**{**candidate.setting, **budget, "verbose": False})
+        return estimator._fit_problem(candidate.problem, labels)
 
     def _posed(self, table: Table) -> list[Candidate]:
         """All candidates. Those that differ in choices for the fit alone share one problem."""
