@@ -26,7 +26,7 @@ from hypothesis import strategies as st
 from scipy.sparse import csr_array
 
 import privagrad as pg
-from privagrad.estimators._base import PrivateLinearEstimator
+from privagrad.estimators import _tables, search
 from privagrad.geometry.ellipsoid import PROJECTIONS
 from privagrad.glm.gradients import GlmGradients
 from privagrad.glm.losses import LOSSES
@@ -34,7 +34,7 @@ from privagrad.glm.rows import as_rows
 from privagrad.linear import EVALUATION, Choices, Problem, plan_fit, run_fit
 from privagrad.methods import METHODS, Setting
 from privagrad.methods.oracle import GradientOracle
-from privagrad.privacy.events import GaussianEvent, SelectEvent
+from privagrad.privacy.events import GaussianEvent
 from privagrad.privacy.mechanism import GaussianSum
 from privagrad.privacy.noise import random_source
 from privagrad.queries import columns as queries
@@ -475,10 +475,9 @@ def test_fits_of_neighbouring_tables_stay_within_the_sensitivity(seed):
             assert np.array_equal(units, permuted)
 
 
-def one_run(search, X, y, settings, epsilon, delta):
+def one_run(candidates, mean_runs, epsilon, delta):
     """Any split of the budget does: calibration takes long and sees no rows."""
-    score = queries.query_events([queries.Share("score", 0.15)], 5.0, delta, "add-or-remove-one")
-    return 5.0, SelectEvent((*search._events(5.0, delta, settings[0], X, y), *score), 1.5)
+    return search.planned_run(candidates, mean_runs, 5.0, delta)
 
 
 @fuzz(6)
@@ -502,12 +501,12 @@ def test_searches_on_neighbouring_tables_stay_within_the_sensitivity(seed):
             pytest.MonkeyPatch.context() as patch,
             quiet(),
         ):
-            patch.setattr(PrivateLinearEstimator, "_require_finite", lambda *_: None)
-            patch.setattr(pg.PrivateSearch, "_calibrated", one_run)
-            search = pg.PrivateSearch(
+            patch.setattr(_tables, "require_finite", lambda *_: None)
+            patch.setattr(search, "calibrated_run", one_run)
+            found = pg.PrivateSearch(
                 estimator, {"radius": [0.2, 0.3]}, epsilon=100.0, mean_runs=1.5, delta=1e-4,
                 random_state=seed % 2**31,
             ).fit(table, y)  # fmt: skip
-        assert np.isfinite(search.best_score_)
+        assert np.isfinite(found.best_score_)
         logs.append(log)
     assert_neighbours(*logs)

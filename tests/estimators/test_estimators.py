@@ -1,3 +1,4 @@
+import inspect
 import pickle
 import warnings
 
@@ -312,3 +313,15 @@ def test_quantiles_are_covered(quantile):
     X, signal = table(n=8000)
     model = pg.PrivateQuantileRegressor(quantile=quantile, random_state=0).fit(X, signal)
     assert np.mean(signal <= model.predict(X)) == pytest.approx(quantile, abs=0.04)
+
+
+def test_defaults_of_estimators_are_those_of_their_losses():
+    assert pg.PrivateQuantileRegressor().quantile == pg.Loss("quantile").parameter
+    assert pg.PrivateHuberRegressor().bend == pg.Loss("huber").parameter
+
+
+@pytest.mark.parametrize("cls", ALL)
+def test_parameters_are_those_of_the_signature(cls):
+    given = {name: object() for name in inspect.signature(cls).parameters}
+    model = cls(**given)
+    assert model.get_params(deep=False) == vars(model) == given

@@ -2,12 +2,19 @@ import math
 import warnings
 
 import numpy as np
+import pandas as pd
 import pytest
+from scipy.sparse import csr_array
 from sklearn.base import clone
 
 import privagrad as pg
+from privagrad.estimators import _tables, linear
+from privagrad.estimators._base import PrivateLinearEstimator
+from privagrad.estimators.search import _noisy_mean
 from privagrad.privacy.accounting import RENYI_ACCOUNTANT
 from privagrad.privacy.events import GaussianEvent, SelectEvent
+from privagrad.privacy.noise import random_source
+from tests.statistics import assert_scale
 
 CANDIDATES = {"step_size": [1e-4, 1.0], "radius": [0.2, 0.3]}
 
@@ -45,28 +52,18 @@ def test_one_epsilon_pays_for_all_runs():
 
 
 def test_the_score_has_the_noise_of_its_event():
-    from privagrad.estimators.search import _noisy_mean
-    from privagrad.privacy.noise import random_source
-    from tests.statistics import assert_scale
-
     source, scores = random_source(0), np.full(50, 0.5)
     draws = [_noisy_mean(scores, GaussianEvent(3.0), source) for _ in range(4000)]
     assert_scale((np.array(draws) - 0.5) * 50, 3.0)
 
 
 def test_scores_count_from_0_to_1():
-    from privagrad.estimators.search import _noisy_mean
-    from privagrad.privacy.noise import random_source
-
     wild = np.array([-1e9, 1e9])
     assert _noisy_mean(wild, GaussianEvent(1e-3), random_source(0)) == pytest.approx(0.5, abs=0.01)
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 def test_scores_that_are_not_numbers_count_as_nothing(bad):
-    from privagrad.estimators.search import _noisy_mean
-    from privagrad.privacy.noise import random_source
-
     scores = np.array([0.5, 0.7, 0.2])
     event, odd = GaussianEvent(1e-3), np.append(scores, bad)
     found = _noisy_mean(odd, event, random_source(0))
@@ -114,6 +111,18 @@ def test_the_best_model_keeps_its_own_settings():
         mean_runs=1.5, random_state=0,
     ).fit(X, y)  # fmt: skip
     assert search.best_estimator_.verbose is True
+
+
+@pytest.mark.parametrize("seed", [None, 0])
+def test_runs_are_seeded_only_if_the_search_is(seed):
+    X, y = table(300)
+    search = pg.PrivateSearch(
+        pg.PrivateLogisticRegression(steps=3, random_state=5), CANDIDATES, epsilon=20.0,
+        mean_runs=1.5, random_state=seed,
+    ).fit(X, y)  # fmt: skip
+    seeded = seed is not None
+    assert search.privacy_.seeded == search.best_estimator_.privacy_.seeded == seeded
+    assert (search.best_estimator_.random_state is not None) == seeded
 
 
 def test_more_runs_cost_more_and_one_run_costs_a_run():
@@ -164,3 +173,132 @@ def test_candidates_must_not_change_what_is_released():
     with pytest.raises(ValueError, match="mean_runs > 1"):
         pg.PrivateSearch(estimator, CANDIDATES, mean_runs=1).fit(X, y)
     assert clone(pg.PrivateSearch(estimator, CANDIDATES)).candidates == CANDIDATES
+    for own in ("epsilon", "delta", "random_state"):
+        with pytest.raises(ValueError, match=f"candidates without {own}: the search sets"):
+            pg.PrivateSearch(estimator, {**CANDIDATES, own: [1]}).fit(X, y)
+    with pytest.raises(ValueError, match="at least one value of every candidate"):
+        pg.PrivateSearch(estimator, {**CANDIDATES, "radius": []}).fit(X, y)
+
+
+@pytest.mark.parametrize(
+    ("candidates", "message"),
+    [
+        ({"step_size": [1.0, -1.0]}, "step_size > 0"),
+        ({"batch_size": [10, 1000]}, "batch_size <= "),
+        ({"bounds": [(-1, 1), (1, -1)]}, "finite low <= high"),
+        ({"bounds": [(-1, 1), (1, 2)]}, "contain 0 for a sparse table"),
+        ({"classes": [[0, 1], [1, 2]]}, r"found \[0\]"),
+        ({"unknown": [1, 2]}, "Invalid parameter 'unknown'"),
+    ],
+)
+def test_every_candidate_is_checked_before_the_first_run(candidates, message, monkeypatch):
+    """An error during a run would depend on which runs there are."""
+    monkeypatch.setattr(PrivateLinearEstimator, "_fit_problem", None)
+    X, y = table(300)
+    with pytest.raises(ValueError, match=message):
+        pg.PrivateSearch(pg.PrivateLogisticRegression(), candidates).fit(csr_array(X), y)
+
+
+def counted(monkeypatch, module, name):
+    """How often a function of a module is called, as a list that grows."""
+    calls, original = [], getattr(module, name)
+
+    def function(*arguments, **options):
+        calls.append(name)
+        return original(*arguments, **options)
+
+    monkeypatch.setattr(module, name, function)
+    return calls
+
+
+@pytest.mark.filterwarnings("ignore:.*rows are few")
+@pytest.mark.parametrize("layout", [np.asarray, np.asfortranarray, csr_array])
+@pytest.mark.parametrize(("mean_runs", "steps"), [(1.5, [1.0]), (8.0, [0.1, 0.3, 1.0, 3.0])])
+def test_a_table_is_read_once_whatever_the_number_of_candidates(
+    layout, mean_runs, steps, monkeypatch
+):
+    reads = counted(monkeypatch, _tables, "require_finite")
+    copies = counted(monkeypatch, _tables, "as_rows")
+    clips = counted(monkeypatch, linear, "clipped")
+    X, y = table(300)
+    pg.PrivateSearch(
+        pg.PrivateLogisticRegression(steps=3, bounds=(-2.0, 2.0)),
+        {"step_size": steps, "radius": [0.1, 0.2, 0.3]}, epsilon=8.0, mean_runs=mean_runs,
+        random_state=0,
+    ).fit(layout(X), y)  # fmt: skip
+    assert len(reads) == 1
+    assert len(copies) == 3, "the table, the rows to fit, the rows to score"
+    assert len(clips) == 1
+
+
+@pytest.mark.filterwarnings("ignore:.*rows are few")
+def test_bounds_that_candidates_share_are_applied_once(monkeypatch):
+    clips = counted(monkeypatch, linear, "clipped")
+    X, y = table(300)
+    pg.PrivateSearch(
+        pg.PrivateLogisticRegression(steps=3),
+        {"step_size": [0.1, 1.0], "bounds": [(-1, 1), (-2, 2)], "radius": [0.2, 0.3]},
+        epsilon=8.0, random_state=0,
+    ).fit(X, y)  # fmt: skip
+    assert len(clips) == 2
+
+
+@pytest.mark.filterwarnings("ignore:.*rows are few")
+@pytest.mark.parametrize("layout", [np.asarray, csr_array])
+@pytest.mark.parametrize(
+    ("estimator", "candidates"),
+    [
+        (pg.PrivateLinearSVC(steps=5), {"bounds": [(-1, 1), (-2, 2)], "radius": [0.2, 1.0]}),
+        (pg.PrivateHuberRegressor(steps=5), {"bend": [0.5, 2.0], "step_size": [0.3, 1.0]}),
+    ],
+)
+def test_the_best_run_is_the_fit_of_its_setting(estimator, candidates, layout):
+    """Problems that candidates share are those that each of them would pose alone."""
+    X, y = table(300)
+    for seed in range(4):
+        search = pg.PrivateSearch(
+            estimator, candidates, epsilon=8.0, mean_runs=3.0, random_state=seed
+        ).fit(layout(X), y)
+        held_out = random_source(seed).sampler.random(300) < 0.2
+        best = search.best_estimator_
+        assert search.best_params_.items() <= best.get_params().items()
+        alone = clone(best).fit(layout(X[~held_out]), y[~held_out])
+        assert np.array_equal(best.coef_, alone.coef_)
+        assert best.privacy_ == alone.privacy_
+
+
+@pytest.mark.filterwarnings("ignore:.*rows are few")
+def test_all_labels_are_known_to_a_run_whichever_rows_it_is_fitted_to():
+    """The set of labels in y is public; that of a secret part of y is not."""
+    X, y = table(300)
+    held_out = random_source(3).sampler.random(300) < 0.2
+    for rare in (np.flatnonzero(held_out)[0], np.flatnonzero(~held_out)[0]):
+        labels = y.copy()
+        labels[rare] = 7
+        search = pg.PrivateSearch(
+            pg.PrivateLogisticRegression(steps=3), {"radius": [0.2]}, epsilon=8.0, mean_runs=1.5,
+            random_state=3,
+        ).fit(X, labels)  # fmt: skip
+        assert search.best_estimator_.classes_.tolist() == [0, 1, 7]
+
+
+def test_the_best_model_knows_the_names_of_columns():
+    X, y = table(300)
+    frame = pd.DataFrame(X, columns=list("abcd"))
+    search = pg.PrivateSearch(
+        pg.PrivateLogisticRegression(steps=3), {"radius": [0.2]}, epsilon=20.0, mean_runs=1.5,
+        random_state=0,
+    ).fit(frame, y)  # fmt: skip
+    assert search.best_estimator_.feature_names_in_.tolist() == list("abcd")
+    assert search.best_estimator_.n_features_in_ == 4
+    assert np.array_equal(search.predict(frame), search.predict_proba(frame)[:, 1] > 0.5)
+
+
+def test_too_few_rows_to_split_are_refused():
+    """One row to fit is refused too, which `fit` of the estimators refuses."""
+    X, y = table(300)
+    first = [np.flatnonzero(y == label)[0] for label in (0, 1)]
+    for seed in range(20):
+        search = pg.PrivateSearch(pg.PrivateLogisticRegression(), CANDIDATES, random_state=seed)
+        with pytest.raises(ValueError, match="fit two and hold some out, found 2"):
+            search.fit(X[first], y[first])

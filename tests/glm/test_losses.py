@@ -175,3 +175,27 @@ def test_no_slope_is_beyond_the_lipschitz_constant_and_one_attains_it(loss):
 def test_a_bend_whose_slopes_could_overflow_is_refused():
     with pytest.raises(ValueError, match=r"bend .* in \(0, 1e\+12\)"):
         pg.Loss("huber", 1e12)
+
+
+def test_a_loss_knows_its_task_and_its_multiclass_twin():
+    tasks = {name: pg.Loss(name).task for name in LOSSES}
+    assert tasks == {
+        "absolute": "regression",
+        "logistic": "classification",
+        "hinge": "classification",
+        "huber": "regression",
+        "quantile": "regression",
+        "linear": "none",
+        "softmax": "classification",
+        "multiclass-hinge": "classification",
+    }
+    for loss in map(pg.Loss, LOSSES):
+        assert loss.regression == (loss.task == "regression")
+        if loss.task == "classification":
+            assert loss.multiclass_twin.multiclass
+            assert loss.multiclass_twin.multiclass_twin == loss.multiclass_twin
+        else:
+            with pytest.raises(ValueError, match=rf"loss for classes, found the {loss.name} loss"):
+                _ = loss.multiclass_twin
+    assert pg.Loss("logistic").multiclass_twin == pg.Loss("softmax")
+    assert pg.Loss("hinge").multiclass_twin == pg.Loss("multiclass-hinge")

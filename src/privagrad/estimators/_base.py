@@ -1,36 +1,29 @@
-"""What all estimators share: reading tables, one private fit, coefficients in original units."""
+"""What all estimators share: one private fit, coefficients in original units."""
 
 from __future__ import annotations
 
-import math
 from abc import abstractmethod
-from collections.abc import Sequence
 from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
 from sklearn.base import BaseEstimator
-from sklearn.utils.validation import check_is_fitted, validate_data
+from sklearn.utils.validation import check_is_fitted
 
 from privagrad._internal import validate
-from privagrad.glm.rows import DenseRows, SparseRows, as_rows, strange_columns
+from privagrad.estimators._tables import BoundsLike, Table, read_rows, read_table
+from privagrad.glm.losses import Loss
+from privagrad.glm.rows import DenseRows, SparseRows
 from privagrad.linear import (
-    Bounds,
     Choices,
     LinearModel,
-    Plan,
     Problem,
     default_delta,
     plan_fit,
     run_fit,
     warn_if_hopeless,
 )
-from privagrad.privacy.events import Event
 from privagrad.privacy.noise import RandomSource, RandomState, random_source
-
-BoundsLike = tuple[Any, Any] | None
-_quiet = np.errstate(over="ignore", invalid="ignore")
-"""A warning of an overflow would tell of a private row."""
 
 
 class PrivateLinearEstimator(BaseEstimator):  # type: ignore[misc]
@@ -47,78 +40,67 @@ class PrivateLinearEstimator(BaseEstimator):  # type: ignore[misc]
     random_state: RandomState
     verbose: bool | None
 
+    def _assign(self, parameters: dict[str, Any]) -> None:
+        """Set the parameters of a constructor, given its `locals()`."""
+        for name, value in parameters.items():
+            if name != "self":
+                setattr(self, name, value)
+
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
         tags.input_tags.sparse = True
         return tags
 
-    @_quiet
-    def _read(self, X: Any, y: Any, refused: dict[str, Any], *, numeric: bool) -> tuple[Any, Any]:
-        """X and y as scikit-learn wants them, whole and finite."""
-        _refuse(refused)
-        try:
-            X, y = validate_data(
-                self, X, y, accept_sparse="csr", dtype=[np.float64, np.float32],
-                ensure_all_finite=False, y_numeric=numeric, ensure_min_samples=2,
-            )  # fmt: skip
-        except ValueError as error:
-            if strange := strange_columns(X):
-                raise ValueError(
-                    f"Expected numbers in X, found other things in {strange}. Encode categories as "
-                    "numbers (one-hot, with public categories), or drop these columns."
-                ) from error
-            raise
-        self._require_finite(X)
-        if numeric and not np.isfinite(y).all():
-            raise ValueError("Expected finite targets y, found NaN or inf: drop those rows.")
-        return X, y
+    @property
+    @abstractmethod
+    def _loss(self) -> Loss:
+        """The loss that is minimised: with two classes, where there are classes."""
 
     @abstractmethod
-    def _pose(self, X: Any, y: Any, refused: dict[str, Any]) -> Problem:
-        """The problem that rows and targets pose."""
+    def _pose(self, table: Table) -> Problem:
+        """The problem that a table poses under the parameters, which are checked here."""
 
     @abstractmethod
-    def _keep(self, model: LinearModel) -> None:
+    def _keep(self, model: LinearModel, labels: NDArray[Any]) -> None:
         """Set the fitted attributes."""
 
     @abstractmethod
-    def row_scores(self, X: Any, y: Any) -> NDArray[np.float64]:
-        """How good each row's prediction is, from 0 to 1. Not private."""
+    def _row_scores(self, table: Table) -> NDArray[np.float64]:
+        """How good the prediction for each row is, from 0 to 1. Not private."""
 
     def fit(self, X: Any, y: Any, **refused: Any) -> Self:
-        """Fit to rows X and targets y. ``sample_weight`` is refused: see the error."""
-        problem = self._pose(X, y, refused)
-        plan = self._plan(problem)
-        source = estimator_source(self.random_state)
-        warn_if_hopeless(problem.rows.shape[0], self.epsilon, plan.relative_noise)
-        model = run_fit(problem, plan, source, self.verbose)
-        self.privacy_, self.n_iter_ = model.privacy, plan.steps
-        self._keep(model)
-        return self
+        """Fit to rows and targets.
 
-    def planned_events(self, X: Any, y: Any) -> tuple[Event, ...]:
-        """What `fit` would release, from public facts of X and y alone."""
-        plan = self._plan(self._pose(X, y, {}))
-        return plan.privacy.events if plan.privacy else ()
+        Parameters
+        ----------
+        X : array, CSR matrix or data frame of shape (n, d)
+            The rows. All entries are finite numbers.
+        y : array of shape (n,)
+            The targets.
+        **refused : None
+            ``sample_weight`` is refused: a weight would change what one row may contribute.
+        """
+        _refuse(refused)
+        table = self._read(X, y)
+        return self._fit_problem(self._pose(table), table.labels)
 
-    def warn_if_hopeless(self, X: Any, y: Any) -> None:
-        """The warning that `fit` would give of too few rows."""
-        problem = self._pose(X, y, {})
-        warn_if_hopeless(problem.rows.shape[0], self.epsilon, self._plan(problem).relative_noise)
+    def _read(self, X: Any, y: Any) -> Table:
+        return read_table(self, X, y, regression=self._loss.regression)
 
-    def _plan(self, problem: Problem) -> Plan:
+    def _fit_problem(self, problem: Problem, labels: NDArray[Any]) -> Self:
+        """`fit`, from a problem that this estimator or one that poses the same has posed."""
         n = problem.rows.shape[0]
         epsilon = validate.positive("epsilon", self.epsilon, allow_inf=True)
-        delta = default_delta(n) if self.delta is None else validate.delta_of(self.delta, n)
-        return plan_fit(problem.facts, epsilon, delta, self._choices(n))
-
-    def _table(self, X: Any) -> tuple[DenseRows | SparseRows, Bounds | None]:
-        """Rows within the bounds, and the bounds."""
-        rows = as_rows(X)
-        bounds = bounds_of("bounds", self.bounds, rows.shape[1])
-        return (rows if bounds is None else _clipped(rows, bounds)), bounds
+        plan = plan_fit(problem.facts, epsilon, delta_for(self.delta, n), self._choices(n))
+        source = estimator_source(self.random_state)
+        warn_if_hopeless(n, epsilon, plan.relative_noise)
+        model = run_fit(problem, plan, source, self.verbose)
+        self.privacy_, self.n_iter_ = model.privacy, plan.steps
+        self._keep(model, labels)
+        return self
 
     def _choices(self, n: int) -> Choices:
+        """What the parameters set instead of the recipe, for a table of n rows."""
         if self.batch_size is not None and validate.integer("batch_size", self.batch_size) > n:
             raise ValueError(
                 f"Expected batch_size <= {n}, the rows of X; found batch_size={self.batch_size}."
@@ -130,41 +112,25 @@ class PrivateLinearEstimator(BaseEstimator):  # type: ignore[misc]
             None if self.radius is None else validate.positive("radius", self.radius),
         )
 
-    def _margins(self, X: Any) -> NDArray[np.float64]:
-        check_is_fitted(self)
-        X = validate_data(
-            self, X, accept_sparse="csr", dtype=[np.float64, np.float32], reset=False,
-            ensure_all_finite=False,
-        )  # fmt: skip
-        self._require_finite(X)
-        # Row by row: the score of one row of a private search must not hang on the others.
-        return np.asarray(as_rows(X).margins(self.coef_.T) + self.intercept_)
+    def _margins(self, rows: DenseRows | SparseRows) -> NDArray[np.float64]:
+        # Row by row: the score of one row of a private search must not depend on the others.
+        return np.asarray(rows.margins(self.coef_.T) + self.intercept_)
 
-    @_quiet
-    def _require_finite(self, X: Any) -> None:
-        data = X.data if hasattr(X, "tocsr") else X
-        # A sum shows in one pass whether there is anything to look for.
-        if math.isfinite(float(np.sum(data, dtype=np.float64))) or np.isfinite(data).all():
-            return
-        if hasattr(X, "tocsr"):
-            wrong = np.unique(X.indices[~np.isfinite(X.data)])
-        else:
-            wrong = np.flatnonzero(~np.isfinite(X).all(axis=0))
-        names = getattr(self, "feature_names_in_", None)
-        shown = [repr(str(names[j])) if names is not None else str(j) for j in wrong[:10]]
-        more = f" and {wrong.size - 10} more" if wrong.size > 10 else ""
-        raise ValueError(
-            f"Expected finite numbers in X, found NaN or inf in column"
-            f"{'s' if wrong.size > 1 else ''} {', '.join(shown)}{more}. Fill missing values by a "
-            "public rule, for example a constant, or drop these columns."
-        )
+    def _margins_of(self, X: Any) -> NDArray[np.float64]:
+        check_is_fitted(self)
+        return self._margins(read_rows(self, X))
 
 
 def estimator_source(random_state: Any) -> RandomSource:
-    """`random_source`, and for scikit-learn's sake seeds from a NumPy RandomState."""
+    """`random_source`, which here also takes a seed from a NumPy RandomState, as scikit-learn."""
     if isinstance(random_state, np.random.RandomState):
         random_state = int(random_state.randint(2**31))
     return random_source(random_state)
+
+
+def delta_for(given: float | None, n: int) -> float:
+    """The given delta, or the default for n rows."""
+    return default_delta(n) if given is None else validate.delta_of(given, n)
 
 
 def _refuse(given: dict[str, Any]) -> None:
@@ -175,31 +141,3 @@ def _refuse(given: dict[str, Any]) -> None:
         )
     if given:
         raise TypeError(f"fit() got unexpected keyword arguments: {', '.join(given)}.")
-
-
-def bounds_of(name: str, given: BoundsLike, dim: int) -> Bounds | None:
-    """(low, high) as arrays of the columns' length."""
-    if given is None:
-        return None
-    if not isinstance(given, Sequence) or len(given) != 2:
-        raise ValueError(f"Expected {name}=(low, high), found {given!r}.")
-    low, high = (np.broadcast_to(np.asarray(edge, dtype=np.float64), dim).copy() for edge in given)
-    if not (np.isfinite(low).all() and np.isfinite(high).all() and (low <= high).all()):
-        raise ValueError(
-            f"Expected {name} with finite low <= high in every column, found {given!r}."
-        )
-    return low, high
-
-
-def _clipped(rows: DenseRows | SparseRows, bounds: Bounds) -> DenseRows | SparseRows:
-    """Every entry brought within its column's bounds."""
-    low, high = bounds
-    if isinstance(rows, DenseRows):
-        return DenseRows(np.clip(rows.array, low, high).astype(rows.array.dtype))
-    if (low > 0).any() or (high < 0).any():
-        raise ValueError(
-            "Expected bounds that contain 0 for a sparse table, whose absent entries are 0; found "
-            "bounds that do not. Give the table as a dense array, or wider bounds."
-        )
-    data = np.clip(rows.data, low[rows.indices], high[rows.indices]).astype(rows.data.dtype)
-    return SparseRows(data, rows.indices, rows.indptr, rows.dim)

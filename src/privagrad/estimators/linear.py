@@ -2,96 +2,78 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.special import expit, softmax
 from sklearn.base import ClassifierMixin, RegressorMixin
-from sklearn.utils.multiclass import check_classification_targets
 
-from privagrad.estimators._base import BoundsLike, PrivateLinearEstimator, bounds_of
+from privagrad.estimators._base import PrivateLinearEstimator
+from privagrad.estimators._tables import BoundsLike, Table, bounds_of, clipped
 from privagrad.glm.losses import Loss
 from privagrad.linear import LinearModel, Problem
 from privagrad.privacy.noise import RandomState
 
 
 class _PrivateLinearClassifier(ClassifierMixin, PrivateLinearEstimator):  # type: ignore[misc]
-    _binary_loss: str
-    _multiclass_loss: str
+    classes: Any
 
     def __init__(
-        self,
-        epsilon: float = 1.0,
-        *,
-        delta: float | None = None,
-        classes: Any = None,
-        bounds: BoundsLike = None,
-        fit_intercept: bool = True,
-        steps: int | None = None,
-        batch_size: int | None = None,
-        step_size: float | None = None,
-        radius: float | None = None,
-        random_state: RandomState = None,
+        self, epsilon: float = 1.0, *, delta: float | None = None, classes: Any = None,
+        bounds: BoundsLike = None, fit_intercept: bool = True, steps: int | None = None,
+        batch_size: int | None = None, step_size: float | None = None,
+        radius: float | None = None, random_state: RandomState = None,
         verbose: bool | None = None,
-    ) -> None:
-        self.epsilon = epsilon
-        self.delta = delta
-        self.classes = classes
-        self.bounds = bounds
-        self.fit_intercept = fit_intercept
-        self.steps = steps
-        self.batch_size = batch_size
-        self.step_size = step_size
-        self.radius = radius
-        self.random_state = random_state
-        self.verbose = verbose
+    ) -> None:  # fmt: skip
+        self._assign(locals())
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
         tags.classifier_tags.poor_score = True  # on the few dozen rows of scikit-learn's checks
         return tags
 
-    def _pose(self, X: Any, y: Any, refused: dict[str, Any]) -> Problem:
-        X, y = self._read(X, y, refused, numeric=False)
-        check_classification_targets(y)
-        self.classes_ = self._classes(y)
-        labels = np.searchsorted(self.classes_, y).astype(np.float64)
-        rows, bounds = self._table(X)
-        two = self.classes_.size == 2
+    def _pose(self, table: Table) -> Problem:
+        classes = self._classes(table.labels)
+        numbers = np.searchsorted(classes, table.y).astype(np.float64)
+        bounds = bounds_of("bounds", self.bounds, table.rows.shape[1])
+        two = classes.size == 2
         return Problem(
-            Loss(self._binary_loss if two else self._multiclass_loss),
-            rows,
-            2 * labels - 1 if two else labels,
-            1 if two else self.classes_.size,
+            self._loss if two else self._loss.multiclass_twin,
+            clipped(table.rows, bounds),
+            2 * numbers - 1 if two else numbers,
+            1 if two else classes.size,
             bool(self.fit_intercept),
             bounds,
         )
 
-    def _keep(self, model: LinearModel) -> None:
+    def _keep(self, model: LinearModel, labels: NDArray[Any]) -> None:
+        self.classes_ = self._classes(labels)
         self.coef_, self.intercept_ = model.coef, model.intercept
 
-    def row_scores(self, X: Any, y: Any) -> NDArray[np.float64]:
+    def _row_scores(self, table: Table) -> NDArray[np.float64]:
         """1 where the prediction is right, else 0. Not private."""
-        return np.asarray(self.predict(X) == y, dtype=np.float64)
+        return np.asarray(self._predicted(self._margins(table.rows)) == table.y, dtype=np.float64)
 
     def decision_function(self, X: Any) -> NDArray[np.float64]:
-        """Margins: of shape (n,) for two classes, (n, k) for more."""
-        margins = self._margins(X)
+        """Margins: of shape (n,) for two classes, (n, k) for k > 2 classes."""
+        margins = self._margins_of(X)
         return margins[:, 0] if margins.shape[1] == 1 else margins
 
     def predict(self, X: Any) -> NDArray[Any]:
-        """The class of the largest margin."""
-        margins = self.decision_function(X)
-        number = (margins > 0).astype(int) if margins.ndim == 1 else margins.argmax(axis=1)
-        labels: NDArray[Any] = self.classes_[number]
+        """The class of the largest margin for each row."""
+        return self._predicted(self._margins_of(X))
+
+    def _predicted(self, margins: NDArray[np.float64]) -> NDArray[Any]:
+        two = margins.shape[1] == 1
+        labels: NDArray[Any] = self.classes_[
+            (margins[:, 0] > 0).astype(int) if two else margins.argmax(axis=1)
+        ]
         return labels
 
-    def _classes(self, y: NDArray[Any]) -> NDArray[Any]:
-        found = np.unique(y)
-        stated = found if self.classes is None else np.unique(np.asarray(self.classes))
-        unknown = np.setdiff1d(found, stated)
+    def _classes(self, labels: NDArray[Any]) -> NDArray[Any]:
+        stated = labels if self.classes is None else np.unique(np.asarray(self.classes))
+        unknown = np.setdiff1d(labels, stated)
         if unknown.size:
             raise ValueError(
                 f"Expected labels among classes={stated.tolist()}, found {unknown[:5].tolist()}: "
@@ -111,24 +93,48 @@ class PrivateLogisticRegression(_PrivateLinearClassifier):
 
     Parameters
     ----------
-    epsilon, delta : the budget that pays for everything: scales of columns, row norms, training.
-        ``delta=None`` is the smaller of 1e-5 and 1/(10 n); ``epsilon=float("inf")`` no privacy.
-    classes : all labels that can occur. Without it the set of labels in y is taken as public.
-    bounds : (low, high), numbers or one number a column, known without looking at the rows:
-        entries are clipped to them, and no budget goes to finding ranges
-    fit_intercept : whether to add a constant; without it columns are not centred
-    steps, batch_size, step_size, radius : instead of the recipe's choices. `step_size` is how far
-        noise may carry a coefficient of a standardised column, `radius` the bound on gradients
-        in units of the median norm of a row.
-    random_state : None for secure noise; a seed makes a fit repeatable and NOT private
-    verbose : a progress bar: None after two seconds on a terminal, False never, True always
+    epsilon : float
+        The budget. It pays for everything: scales of columns, norms of rows, training.
+        ``float("inf")`` means no privacy.
+    delta : float or None
+        Probability that the guarantee may fail; None: the smaller of 1e-5 and 1/(10 n).
+    classes : list or None
+        All labels that can occur; None: the set of labels in y, which is then public.
+    bounds : tuple (low, high) or None
+        Bounds of the columns that are known without looking at the rows; each is one number, or
+        one number for each column. Entries are clipped to them, and no budget is spent on
+        finding ranges.
+    fit_intercept : bool
+        Whether to add a constant; without it columns are not centred.
+    steps : int or None
+        Number of steps; None, here and below: the recipe chooses.
+    batch_size : int or None
+        Expected number of rows of a step.
+    step_size : float or None
+        How far noise may move a coefficient of a standardised column.
+    radius : float or None
+        Bound on gradients, in units of the median norm of a row.
+    random_state : None, int, Generator or RandomState
+        None draws secure noise; a seed makes a fit repeatable and NOT private.
+    verbose : bool or None
+        Whether to show a progress bar; None: on a terminal, after two seconds.
 
     Attributes
     ----------
-    coef_, intercept_ : in the columns' own units; of shape (1, d) and (1,), or (k, d) and (k,)
-    classes_ : labels in order
-    privacy_ : PrivacyReport, with every release as an event
-    n_iter_, n_features_in_, feature_names_in_ : as in scikit-learn
+    coef_ : array of shape (1, d) or (k, d)
+        Coefficients in the units of the columns.
+    intercept_ : array of shape (1,) or (k,)
+        Intercepts.
+    classes_ : array of shape (k,)
+        Labels in order.
+    privacy_ : PrivacyReport
+        What the fit cost, with every release as an event.
+    n_iter_ : int
+        Number of steps.
+    n_features_in_ : int
+        Number of columns.
+    feature_names_in_ : array of shape (d,)
+        Names of the columns, where X had names.
 
     Guarantees
     ----------
@@ -137,18 +143,17 @@ class PrivateLogisticRegression(_PrivateLinearClassifier):
     sparse. Do not take parameters from the rows.
     """
 
-    _binary_loss = "logistic"
-    _multiclass_loss = "softmax"
+    _loss = Loss("logistic")
 
     def predict_proba(self, X: Any) -> NDArray[np.float64]:
-        """Probabilities of the classes, of shape (n, k).
+        """Probabilities of the classes in the order of `classes_`, of shape (n, k).
 
-        Bounding gradients makes rare classes look rarer than they are; ``radius=1`` is closer to
+        Bounding gradients makes rare classes look rarer than they are. ``radius=1`` is closer to
         true probabilities, with more noise.
         """
-        margins = self.decision_function(X)
-        if margins.ndim == 1:
-            right = expit(margins)
+        margins = self._margins_of(X)
+        if margins.shape[1] == 1:
+            right = expit(margins[:, 0])
             return np.column_stack([1 - right, right])
         probabilities: NDArray[np.float64] = softmax(margins, axis=1)
         return probabilities
@@ -161,96 +166,76 @@ class PrivateLogisticRegression(_PrivateLinearClassifier):
 class PrivateLinearSVC(_PrivateLinearClassifier):
     """A linear support vector classifier under differential privacy, without tuning.
 
-    The hinge loss for two classes, Crammer and Singer's for more. Parameters, attributes and
-    guarantees as for `PrivateLogisticRegression`.
+    It minimises the hinge loss for two classes and Crammer and Singer's loss for more. Parameters,
+    attributes and guarantees are those of `PrivateLogisticRegression`.
     """
 
-    _binary_loss = "hinge"
-    _multiclass_loss = "multiclass-hinge"
+    _loss = Loss("hinge")
 
 
 class _PrivateLinearRegressor(RegressorMixin, PrivateLinearEstimator):  # type: ignore[misc]
     target_bounds: BoundsLike
-
-    @abstractmethod
-    def _loss(self) -> Loss:
-        """What is minimised."""
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
         tags.regressor_tags.poor_score = True  # on the few dozen rows of scikit-learn's checks
         return tags
 
-    def _pose(self, X: Any, y: Any, refused: dict[str, Any]) -> Problem:
-        X, y = self._read(X, y, refused, numeric=True)
-        targets = np.asarray(y, dtype=np.float64)
-        target_bounds = bounds_of("target_bounds", self.target_bounds, 1)
-        if target_bounds is not None:
-            low, high = target_bounds
-            targets = np.clip(targets, low, high)
-        rows, bounds = self._table(X)
-        return Problem(
-            self._loss(), rows, targets, 1, bool(self.fit_intercept), bounds, target_bounds
-        )
+    def _pose(self, table: Table) -> Problem:
+        targets = np.asarray(table.y, dtype=np.float64)
+        if target_bounds := bounds_of("target_bounds", self.target_bounds, 1):
+            targets = np.clip(targets, *target_bounds)
+        bounds = bounds_of("bounds", self.bounds, table.rows.shape[1])
+        rows, intercept = clipped(table.rows, bounds), bool(self.fit_intercept)
+        return Problem(self._loss, rows, targets, 1, intercept, bounds, target_bounds)
 
-    def _keep(self, model: LinearModel) -> None:
+    def _keep(self, model: LinearModel, labels: NDArray[Any]) -> None:
         self.coef_, self.intercept_ = model.coef[0], float(model.intercept[0])
         self.target_unit_ = model.unit
 
-    def row_scores(self, X: Any, y: Any) -> NDArray[np.float64]:
+    def _row_scores(self, table: Table) -> NDArray[np.float64]:
         """1 minus the loss over the loss at four standard deviations, at least 0. Not private."""
-        loss, unit = self._loss(), self.target_unit_
-        losses = loss.value(self.predict(X) / unit, np.asarray(y) / unit)
+        loss, unit = self._loss, self.target_unit_
+        losses = loss.value(self._margins(table.rows) / unit, table.y / unit)
         return np.clip(1 - losses / (4 * loss.lipschitz), 0.0, 1.0)
 
     def predict(self, X: Any) -> NDArray[np.float64]:
-        """X @ coef_ + intercept_."""
-        return self._margins(X)
+        """X @ coef_ + intercept_, of shape (n,)."""
+        return self._margins_of(X)
 
 
 class PrivateQuantileRegressor(_PrivateLinearRegressor):
     """Quantile regression under differential privacy, without tuning; the median by default.
 
+    The parameters that are not listed here, the attributes and the guarantees are those of
+    `PrivateLogisticRegression`, without classes. ``coef_`` has shape (d,), and ``intercept_`` is
+    a number. The centre and the scale of the target are learned from the same epsilon.
+
     Parameters
     ----------
-    quantile : in (0, 1)
-    target_bounds : (low, high) of the target, known without looking at the rows: targets are
-        clipped to them, and less budget goes to finding their range
+    quantile : float
+        In (0, 1).
+    target_bounds : tuple (low, high) or None
+        Bounds of the target that are known without looking at the rows. Targets are clipped to
+        them, and less budget is spent on finding their range.
 
-    The others, the attributes and the guarantees are those of `PrivateLogisticRegression`;
-    ``coef_`` has shape (d,), ``intercept_`` is a number. The target's centre and scale are
-    learned from the same epsilon.
+    Attributes
+    ----------
+    target_unit_ : float
+        The scale of the target, from the same budget.
     """
 
-    def __init__(
-        self,
-        epsilon: float = 1.0,
-        *,
-        quantile: float = 0.5,
-        delta: float | None = None,
-        bounds: BoundsLike = None,
-        target_bounds: BoundsLike = None,
-        fit_intercept: bool = True,
-        steps: int | None = None,
-        batch_size: int | None = None,
-        step_size: float | None = None,
-        radius: float | None = None,
-        random_state: RandomState = None,
-        verbose: bool | None = None,
-    ) -> None:
-        self.epsilon = epsilon
-        self.quantile = quantile
-        self.delta = delta
-        self.bounds = bounds
-        self.target_bounds = target_bounds
-        self.fit_intercept = fit_intercept
-        self.steps = steps
-        self.batch_size = batch_size
-        self.step_size = step_size
-        self.radius = radius
-        self.random_state = random_state
-        self.verbose = verbose
+    quantile: float
 
+    def __init__(
+        self, epsilon: float = 1.0, *, quantile: float = 0.5, delta: float | None = None,
+        bounds: BoundsLike = None, target_bounds: BoundsLike = None, fit_intercept: bool = True,
+        steps: int | None = None, batch_size: int | None = None, step_size: float | None = None,
+        radius: float | None = None, random_state: RandomState = None, verbose: bool | None = None,
+    ) -> None:  # fmt: skip
+        self._assign(locals())
+
+    @property
     def _loss(self) -> Loss:
         return Loss("quantile", self.quantile)
 
@@ -258,42 +243,27 @@ class PrivateQuantileRegressor(_PrivateLinearRegressor):
 class PrivateHuberRegressor(_PrivateLinearRegressor):
     """Huber regression under differential privacy, without tuning.
 
+    The parameters that are not listed here, the attributes and the guarantees are those of
+    `PrivateQuantileRegressor`.
+
     Parameters
     ----------
-    epsilon : the privacy budget. (scikit-learn's HuberRegressor calls the bend `epsilon`.)
-    bend : where the loss turns from square to linear, in standard deviations of the target
-
-    The others are those of `PrivateQuantileRegressor`.
+    epsilon : float
+        The privacy budget. (scikit-learn's HuberRegressor calls the bend `epsilon`.)
+    bend : float
+        Where the loss turns from square to linear, in standard deviations of the target.
     """
 
-    def __init__(
-        self,
-        epsilon: float = 1.0,
-        *,
-        bend: float = 1.35,
-        delta: float | None = None,
-        bounds: BoundsLike = None,
-        target_bounds: BoundsLike = None,
-        fit_intercept: bool = True,
-        steps: int | None = None,
-        batch_size: int | None = None,
-        step_size: float | None = None,
-        radius: float | None = None,
-        random_state: RandomState = None,
-        verbose: bool | None = None,
-    ) -> None:
-        self.epsilon = epsilon
-        self.bend = bend
-        self.delta = delta
-        self.bounds = bounds
-        self.target_bounds = target_bounds
-        self.fit_intercept = fit_intercept
-        self.steps = steps
-        self.batch_size = batch_size
-        self.step_size = step_size
-        self.radius = radius
-        self.random_state = random_state
-        self.verbose = verbose
+    bend: float
 
+    def __init__(
+        self, epsilon: float = 1.0, *, bend: float = 1.35, delta: float | None = None,
+        bounds: BoundsLike = None, target_bounds: BoundsLike = None, fit_intercept: bool = True,
+        steps: int | None = None, batch_size: int | None = None, step_size: float | None = None,
+        radius: float | None = None, random_state: RandomState = None, verbose: bool | None = None,
+    ) -> None:  # fmt: skip
+        self._assign(locals())
+
+    @property
     def _loss(self) -> Loss:
         return Loss("huber", self.bend)

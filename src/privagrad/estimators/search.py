@@ -1,11 +1,13 @@
-"""Private choice of hyper-parameters with an honest price."""
+"""Private choice of hyper-parameters, with every run in the budget."""
 
 from __future__ import annotations
 
 import math
 import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
 from itertools import product
-from typing import Any, Self
+from typing import Any, Self, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,9 +16,10 @@ from sklearn.utils.metaestimators import available_if
 from sklearn.utils.validation import check_is_fitted
 
 from privagrad._internal import validate
-from privagrad.estimators._base import PrivateLinearEstimator, estimator_source
+from privagrad.estimators._base import PrivateLinearEstimator, delta_for, estimator_source
+from privagrad.estimators._tables import Table, name_columns
 from privagrad.geometry.ellipsoid import Ellipsoid
-from privagrad.linear import default_delta
+from privagrad.linear import Choices, Plan, Problem, plan_fit, warn_if_hopeless
 from privagrad.privacy.accounting import PrivacyPlan, PrivacyReport
 from privagrad.privacy.events import GaussianEvent, SelectEvent
 from privagrad.privacy.mechanism import GaussianSum, bounded_units
@@ -25,6 +28,39 @@ from privagrad.queries.columns import Share, query_events
 
 _SCORED = 0.2
 _SCORE = (Share("score", 0.15),)
+_OWN = ("epsilon", "delta", "random_state")
+_CHOICES = {field.name for field in fields(Choices)}
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A setting of the parameters to try, the problem under it, and its choices for the fit."""
+
+    setting: dict[str, Any]
+    problem: Problem
+    choices: Choices
+
+
+@dataclass(frozen=True)
+class RunPlan:
+    """One run before it happens.
+
+    Attributes
+    ----------
+    epsilon : float
+        The budget of the run's fit.
+    fit : Plan
+        The fit of the first candidate; all candidates release the same.
+    score : GaussianEvent
+        The noisy score.
+    selection : SelectEvent
+        The releases of all runs together.
+    """
+
+    epsilon: float
+    fit: Plan
+    score: GaussianEvent
+    selection: SelectEvent
 
 
 def _best_has(name: str) -> Any:
@@ -32,7 +68,7 @@ def _best_has(name: str) -> Any:
 
 
 class PrivateSearch(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
-    """The best of a random number of private fits, by a noisy score on rows held out.
+    """The best of a random number of private fits, by a noisy score on held-out rows.
 
     Each run draws one setting of `candidates`, fits on four fifths of the rows and is scored with
     noise on the others. One `epsilon` pays for all runs (repeat-and-select, Papernot and Steinke
@@ -41,24 +77,37 @@ class PrivateSearch(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
 
     Parameters
     ----------
-    estimator : a private estimator; its own epsilon, delta and random_state are not used
-    candidates : names of parameters and the values to try, for example
+    estimator : estimator
+        One of privagrad's estimators. Its own epsilon, delta and random_state are not used.
+    candidates : dict
+        Names of parameters and the values to try, for example
         ``{"step_size": [0.3, 1, 3], "radius": [0.1, 0.3]}``. They must not change what a fit
-        releases: `steps`, `batch_size`, `bounds` stay as they are.
-    epsilon, delta : the budget of the whole search
-    mean_runs : how many runs on average; their number is geometric
-    random_state : None for secure randomness; a seed makes it repeatable and NOT private
+        releases: `steps`, `batch_size` and `bounds` stay as they are.
+    epsilon : float
+        The budget of the whole search.
+    delta : float or None
+        Probability that the guarantee may fail; None: the smaller of 1e-5 and 1/(10 n).
+    mean_runs : float
+        Mean of the number of runs, which is geometric; above 1.
+    random_state : None, int, Generator or RandomState
+        None draws secure noise; a seed makes a search repeatable and NOT private.
 
     Attributes
     ----------
-    best_estimator_, best_params_, best_score_ : of the best run; the score is the noisy one
-    privacy_ : PrivacyReport of the search; that of `best_estimator_` tells of its run alone
+    best_estimator_ : estimator
+        The fitted estimator of the best run. Its own `privacy_` covers that run alone.
+    best_params_ : dict
+        Its setting of the candidates.
+    best_score_ : float
+        Its noisy score.
+    privacy_ : PrivacyReport
+        What the whole search cost.
 
     Guarantees
     ----------
     The attributes together satisfy ``privacy_`` as long as the number of runs stays secret. It is
-    not kept, and runs show no progress bars and no warnings; but the time that a search takes
-    tells it. Do not publish that.
+    not kept, and runs show no progress bars and no warnings. But the time that a search takes
+    reveals it: do not publish that time.
     """
 
     def __init__(
@@ -79,36 +128,42 @@ class PrivateSearch(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
         self.random_state = random_state
 
     def fit(self, X: Any, y: Any) -> Self:
-        """Search on rows X and targets y."""
+        """Search on rows and targets.
+
+        Parameters
+        ----------
+        X : array, CSR matrix or data frame of shape (n, d)
+            The rows, as for `fit` of the estimator.
+        y : array of shape (n,)
+            The targets.
+        """
         epsilon = validate.positive("epsilon", self.epsilon)
         if validate.positive("mean_runs", self.mean_runs) <= 1:
             raise ValueError(f"Expected mean_runs > 1, found {self.mean_runs!r}.")
-        settings = self._settings()
+        self._check_candidates()
         source = estimator_source(self.random_state)
-        X, y = _indexable(X), np.asarray(y)
-        n = X.shape[0]
-        delta = default_delta(n) if self.delta is None else validate.delta_of(self.delta, n)
-        held_out = source.sampler.random(n) < _SCORED
-        if held_out.all() or not held_out.any():
-            raise ValueError(f"Expected enough rows to hold some out, found {n}.")
-        train, test = np.flatnonzero(~held_out), np.flatnonzero(held_out)
-        run, total = self._calibrated(X[train], y[train], settings, epsilon, delta)
-        self._at(run, delta, settings[0], None).warn_if_hopeless(X[train], y[train])
+        table: Table = clone(self.estimator)._read(X, y)
+        delta = delta_for(self.delta, table.y.size)
+        train, test = _split(table, source)
+        candidates = self._posed(train)
+        run = calibrated_run(candidates, float(self.mean_runs), epsilon, delta)
+        warn_if_hopeless(train.y.size, run.epsilon, run.fit.relative_noise)
         best: tuple[float, dict[str, Any], Any] = (-math.inf, {}, None)
         # Whatever a run prints or warns of would tell how many runs there are.
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             for _ in range(int(source.sampler.geometric(1 / self.mean_runs))):
-                setting = settings[source.sampler.integers(len(settings))]
-                fitted = self._at(run, delta, setting, source).fit(X[train], y[train])
-                score = _noisy_mean(fitted.row_scores(X[test], y[test]), total.events[-1], source)
+                candidate = candidates[source.sampler.integers(len(candidates))]
+                fitted = self._fitted(candidate, train.labels, run, source)
+                score = _noisy_mean(fitted._row_scores(test), run.score, source)
                 if score > best[0]:
-                    best = (score, setting, fitted)
+                    best = (score, candidate.setting, fitted)
         self.best_score_, self.best_params_, self.best_estimator_ = best
         self.best_estimator_.set_params(verbose=self.estimator.verbose)
-        plan = PrivacyPlan((total,))
+        name_columns(self.best_estimator_, X)
+        plan = PrivacyPlan((run.selection,))
         self.privacy_ = PrivacyReport(
-            plan.epsilon(delta), delta, plan.relation, total.sampling, plan.accountant,
+            plan.epsilon(delta), delta, plan.relation, run.selection.sampling, plan.accountant,
             plan.events, source.seeded,
         )  # fmt: skip
         return self
@@ -129,71 +184,98 @@ class PrivateSearch(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
         check_is_fitted(self, "best_estimator_")
         return float(self.best_estimator_.score(X, y))
 
-    def _settings(self) -> list[dict[str, Any]]:
+    def _check_candidates(self) -> None:
         if not isinstance(self.estimator, PrivateLinearEstimator):
             raise TypeError(
                 f"Expected one of privagrad's estimators, found {type(self.estimator).__name__}."
             )
         if not self.candidates:
             raise ValueError("Expected candidates such as {'step_size': [0.3, 1, 3]}, found none.")
-        names = list(self.candidates)
-        return [
-            dict(zip(names, values, strict=True)) for values in product(*self.candidates.values())
-        ]
+        if own := [name for name in _OWN if name in self.candidates]:
+            raise ValueError(
+                f"Expected candidates without {', '.join(own)}: the search sets "
+                f"{', '.join(_OWN)} of every run. Leave them out."
+            )
 
-    def _at(
-        self, epsilon: float, delta: float, setting: dict[str, Any], source: RandomSource | None
-    ) -> PrivateLinearEstimator:
-        seed = int(source.sampler.integers(2**62)) if source and source.seeded else None
-        made: PrivateLinearEstimator = clone(self.estimator).set_params(
-            epsilon=epsilon, delta=delta, random_state=seed, **{**setting, "verbose": False}
-        )
+    def _estimator(self, **parameters: Any) -> PrivateLinearEstimator:
+        made: PrivateLinearEstimator = clone(self.estimator).set_params(**parameters)
         return made
 
-    def _calibrated(
-        self, X: Any, y: Any, settings: list[dict[str, Any]], epsilon: float, delta: float
-    ) -> tuple[float, SelectEvent]:
-        """The largest epsilon of one run, and the event of all, within the budget."""
+    def _fitted(
+        self, candidate: Candidate, labels: NDArray[Any], run: RunPlan, source: RandomSource
+    ) -> PrivateLinearEstimator:
+        seed = int(source.sampler.integers(2**62)) if source.seeded else None
+        budget = {"epsilon": run.epsilon, "delta": run.fit.delta, "random_state": seed}
+        estimator = self._estimator(**{**candidate.setting, **budget, "verbose": False})
+        return estimator._fit_problem(candidate.problem, labels)
 
-        def event_at(run: float) -> SelectEvent:
-            found = {self._events(run, delta, setting, X, y) for setting in settings}
-            if len(found) > 1:
-                raise ValueError(
-                    "Expected candidates that release the same, found some that differ in their "
-                    f"events: leave {', '.join(self.candidates)} to fits of their own, or search "
-                    "over step_size and radius alone."
-                )
-            score = query_events(_SCORE, run, delta, "zero-out")
-            return SelectEvent((*found.pop(), *score), float(self.mean_runs))
-
-        def excess(log_run: float) -> float:
-            return PrivacyPlan((event_at(math.exp(log_run)),)).epsilon(delta) - epsilon
-
-        high = math.log(epsilon)
-        low = high - 1.0
-        while excess(low) > 0:
-            high, low = low, low - 1.0
-            if low < math.log(epsilon) - 8:
-                raise ValueError(
-                    f"No budget of one run keeps the search within epsilon={epsilon:g}: raise "
-                    "epsilon, or lower mean_runs."
-                )
-        for _ in range(6):
-            middle = (low + high) / 2
-            low, high = (middle, high) if excess(middle) <= 0 else (low, middle)
-        return math.exp(low), event_at(math.exp(low))
-
-    def _events(
-        self, run: float, delta: float, setting: dict[str, Any], X: Any, y: Any
-    ) -> tuple[GaussianEvent, ...]:
-        made = clone(self.estimator).set_params(epsilon=run, delta=delta, **setting)
-        return made.planned_events(X, y)  # type: ignore[no-any-return]
+    def _posed(self, table: Table) -> list[Candidate]:
+        """All candidates. Those that differ in choices for the fit alone share one problem."""
+        problems: dict[tuple[int, ...], Problem] = {}
+        posed = []
+        for numbered in product(*(enumerate(values) for values in self.candidates.values())):
+            values = dict(zip(self.candidates, numbered, strict=True))
+            setting = {name: value for name, (_, value) in values.items()}
+            estimator = self._estimator(**setting)
+            key = tuple(number for name, (number, _) in values.items() if name not in _CHOICES)
+            if key not in problems:
+                problems[key] = estimator._pose(table)
+            posed.append(Candidate(setting, problems[key], estimator._choices(table.y.size)))
+        if not posed:
+            raise ValueError(
+                f"Expected at least one value of every candidate, found {self.candidates!r}."
+            )
+        return posed
 
 
-def _indexable(X: Any) -> Any:
-    if hasattr(X, "tocsr"):
-        return X.tocsr()
-    return X if isinstance(X, np.ndarray) else np.asarray(X)
+def calibrated_run(
+    candidates: Sequence[Candidate], mean_runs: float, epsilon: float, delta: float
+) -> RunPlan:
+    """A run with a budget as large as the budget of the search allows, from public facts alone."""
+
+    def excess(log_run: float) -> float:
+        selection = planned_run(candidates, mean_runs, math.exp(log_run), delta).selection
+        return PrivacyPlan((selection,)).epsilon(delta) - epsilon
+
+    high = math.log(epsilon)
+    low = high - 1.0
+    while excess(low) > 0:
+        high, low = low, low - 1.0
+        if low < math.log(epsilon) - 8:
+            raise ValueError(
+                f"No budget of one run keeps the search within epsilon={epsilon:g}: raise "
+                "epsilon, or lower mean_runs."
+            )
+    for _ in range(6):
+        middle = (low + high) / 2
+        low, high = (middle, high) if excess(middle) <= 0 else (low, middle)
+    return planned_run(candidates, mean_runs, math.exp(low), delta)
+
+
+def planned_run(
+    candidates: Sequence[Candidate], mean_runs: float, epsilon: float, delta: float
+) -> RunPlan:
+    """A run with the given budget of its fit."""
+    plans = [plan_fit(one.problem.facts, epsilon, delta, one.choices) for one in candidates]
+    releases = {plan.privacy.events for plan in plans if plan.privacy}
+    if len(releases) != 1:
+        raise ValueError(
+            "Expected candidates that release the same, found some that differ in their "
+            f"events: leave {', '.join(candidates[0].setting)} to fits of their own, or search "
+            "over step_size and radius alone."
+        )
+    [score] = query_events(_SCORE, epsilon, delta, "zero-out")
+    events = cast(tuple[GaussianEvent, ...], releases.pop())  # SelectEvent refuses others
+    return RunPlan(epsilon, plans[0], score, SelectEvent((*events, score), mean_runs))
+
+
+def _split(table: Table, source: RandomSource) -> tuple[Table, Table]:
+    """The rows to fit and the rows to score, drawn without looking at them."""
+    n = table.y.size
+    held_out = source.sampler.random(n) < _SCORED
+    if not 0 < held_out.sum() <= n - 2:
+        raise ValueError(f"Expected enough rows to fit two and hold some out, found {n}: add rows.")
+    return table.take(np.flatnonzero(~held_out)), table.take(np.flatnonzero(held_out))
 
 
 def _noisy_mean(scores: NDArray[np.float64], event: GaussianEvent, source: RandomSource) -> float:
