@@ -11,8 +11,8 @@ from typing import Annotated, Any
 import typer
 
 from privagrad.cli._output import Json, LedgerPath, command, say, table
+from privagrad.privacy.codec import as_json as event_as_json
 from privagrad.privacy.ledger import Account, Ledger
-from privagrad.privacy.ledger import as_json as event_as_json
 
 app = typer.Typer(
     no_args_is_help=True,

@@ -94,8 +94,8 @@ class PrivateLinearEstimator(BaseEstimator):  # type: ignore[misc]
         plan = plan_fit(problem.facts, epsilon, delta_for(self.delta, n), self._choices(n))
         source = estimator_source(self.random_state)
         warn_if_hopeless(n, epsilon, plan.relative_noise)
-        model = run_fit(problem, plan, source, self.verbose)
-        self.privacy_, self.n_iter_ = model.privacy, plan.steps
+        model = run_fit(problem, plan, plan.releases(source), self.verbose)
+        self.privacy_, self.n_iter_ = model.privacy, plan.batches.steps
         self._keep(model, labels)
         return self
 

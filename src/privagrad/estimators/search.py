@@ -18,16 +18,15 @@ from sklearn.utils.validation import check_is_fitted
 from privagrad._internal import validate
 from privagrad.estimators._base import PrivateLinearEstimator, delta_for, estimator_source
 from privagrad.estimators._tables import Table, name_columns
-from privagrad.geometry.ellipsoid import Ellipsoid
 from privagrad.linear import Choices, Plan, Problem, plan_fit, warn_if_hopeless
-from privagrad.privacy.accounting import PrivacyPlan, PrivacyReport
+from privagrad.privacy.accounting import PrivacyPlan
 from privagrad.privacy.events import GaussianEvent, SelectEvent
-from privagrad.privacy.mechanism import GaussianSum, bounded_units
+from privagrad.privacy.mechanism import GaussianSum
 from privagrad.privacy.noise import RandomSource, RandomState
-from privagrad.queries.columns import Share, query_events
+from privagrad.queries.columns import Share, query_event
 
 _SCORED = 0.2
-_SCORE = (Share("score", 0.15),)
+_SCORE = Share("score", 0.15)
 _OWN = ("epsilon", "delta", "random_state")
 _CHOICES = {field.name for field in fields(Choices)}
 
@@ -161,11 +160,8 @@ class PrivateSearch(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
         self.best_score_, self.best_params_, self.best_estimator_ = best
         self.best_estimator_.set_params(verbose=self.estimator.verbose)
         name_columns(self.best_estimator_, X)
-        plan = PrivacyPlan((run.selection,))
-        self.privacy_ = PrivacyReport(
-            plan.epsilon(delta), delta, plan.relation, run.selection.sampling, plan.accountant,
-            plan.events, source.seeded,
-        )  # fmt: skip
+        plan = PrivacyPlan((run.selection,), training=run.selection.purpose)
+        self.privacy_ = plan.report(delta, seeded=source.seeded)
         return self
 
     def predict(self, X: Any) -> NDArray[Any]:
@@ -257,14 +253,14 @@ def planned_run(
 ) -> RunPlan:
     """A run with the given budget of its fit."""
     plans = [plan_fit(one.problem.facts, epsilon, delta, one.choices) for one in candidates]
-    releases = {plan.privacy.events for plan in plans if plan.privacy}
+    releases = {plan.privacy.events for plan in plans}
     if len(releases) != 1:
         raise ValueError(
             "Expected candidates that release the same, found some that differ in their "
             f"events: leave {', '.join(candidates[0].setting)} to fits of their own, or search "
             "over step_size and radius alone."
         )
-    [score] = query_events(_SCORE, epsilon, delta, "zero-out")
+    score = query_event(_SCORE, epsilon, delta, "zero-out")
     events = cast(tuple[GaussianEvent, ...], releases.pop())  # SelectEvent refuses others
     return RunPlan(epsilon, plans[0], score, SelectEvent((*events, score), mean_runs))
 
@@ -281,5 +277,6 @@ def _split(table: Table, source: RandomSource) -> tuple[Table, Table]:
 def _noisy_mean(scores: NDArray[np.float64], event: GaussianEvent, source: RandomSource) -> float:
     """The mean of numbers in [0, 1], released as one Gaussian event; 0 for those that are not."""
     mechanism = GaussianSum(1, event.noise_multiplier, scores.size)
-    units, _, _ = bounded_units(np.clip(scores, 0.0, 1.0)[:, None], mechanism.grid)
-    return float(mechanism.release(units, Ellipsoid.ball(1, 1.0), source)[0])
+    total = mechanism.sum()
+    total.add(np.clip(scores, 0.0, 1.0)[:, None])
+    return float(mechanism.release(total, source)[0])

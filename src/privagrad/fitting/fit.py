@@ -19,7 +19,6 @@ from privagrad.data.schema import Schema
 from privagrad.fitting.labels import class_numbers, label_numbers
 from privagrad.fitting.plan import PreparedFit, planned
 from privagrad.fitting.reserve import reserve
-from privagrad.glm.losses import Loss
 from privagrad.glm.rows import as_rows
 from privagrad.linear import (
     Bounds,
@@ -28,11 +27,11 @@ from privagrad.linear import (
     Problem,
     run_fit,
 )
-from privagrad.privacy.ledger import as_json
+from privagrad.privacy.accounting import PrivacyPlan
+from privagrad.privacy.codec import as_json
 from privagrad.privacy.noise import random_source
+from privagrad.privacy.releases import Releases
 from privagrad.queries.categories import discover, threshold
-
-_SEVERAL = {"logistic": "softmax", "hinge": "multiclass-hinge"}
 
 
 def run(job: PreparedFit, out: Path, progress: bool | None = None) -> SavedModel:
@@ -46,9 +45,10 @@ def run(job: PreparedFit, out: Path, progress: bool | None = None) -> SavedModel
     if job.account and ledger:
         run_name = reserve(job, ledger)
     source = random_source(request.seed)
+    releases = Releases(PrivacyPlan(job.events), source, job.delta)
     schema, classes = job.schema, job.classes
     if job.discovery is not None:
-        found = discover(job.counts, job.n, job.discovery, source)
+        found = discover(job.counts, job.n, releases)
         if schema is not None:
             if schema.target in found:
                 found[schema.target] = classes = tuple(sorted(found[schema.target]))
@@ -62,9 +62,9 @@ def run(job: PreparedFit, out: Path, progress: bool | None = None) -> SavedModel
     if job.snapshot is not None:
         job.snapshot.delete()
     plan = planned(problem.facts, request, job.delta, job.choices, job.discovery)
-    if plan.privacy and plan.privacy.events != job.events:
+    if plan.privacy.events != job.events:
         raise RuntimeError("Expected the releases that were planned, found others.")
-    model = run_fit(problem, plan, source, progress)
+    model = run_fit(problem, plan, releases, progress)
     saved = _saved(job, plan, model, schema, classes, names, run_name)
     if run_name and ledger:
         ledger.finish(run_name, model.privacy.events)
@@ -106,7 +106,7 @@ def _problem(
         if len(classes) == 2:
             targets = 2 * targets - 1
         else:
-            loss, outputs = Loss(_SEVERAL[loss.name]), len(classes)
+            loss, outputs = loss.multiclass_twin, len(classes)
     missing = left_out if left_out.any() else None
     rows = as_rows(X)
     return (
@@ -157,8 +157,8 @@ def _saved(
         "rows": job.n,
         "loss_parameter": job.loss.parameter,
         "method": plan.method,
-        "steps": plan.steps,
-        "batch_size": plan.batches.size,
+        "steps": plan.batches.steps,
+        "batch_size": plan.batches.batch_size,
         "step_size": plan.step_size,
         "radius": trace.ellipsoid.radius,
         "dataset": job.request.dataset,

@@ -17,12 +17,10 @@ from privagrad.fitting.reserve import covered_content, paying_account
 from privagrad.fitting.snapshots import Snapshot
 from privagrad.glm.losses import Loss
 from privagrad.linear import (
-    EVALUATION,
     Choices,
     Plan,
     PublicFacts,
     default_delta,
-    is_regression,
     plan_fit,
     warn_if_hopeless,
 )
@@ -81,11 +79,11 @@ def prepare(request: FitRequest) -> PreparedFit:
         request = replace(request, table=snapshot.path)
     schema = None if is_libsvm(request.table) else schema_of(request)
     loss = loss_of(request, schema)
-    if schema is not None and not is_regression(loss):
+    if schema is not None and not loss.regression:
         target = schema.column(str(schema.target))
         categories = request.classes or target.categories
         schema = schema.with_columns([replace(target, kind="category", categories=categories)])
-    classes = None if is_regression(loss) else stated_classes(request, schema)
+    classes = None if loss.regression else stated_classes(request, schema)
     n, width, counts = _survey(request, schema, loss)
     size = request.choices.batch_size
     if size is not None and size > n:
@@ -98,7 +96,7 @@ def prepare(request: FitRequest) -> PreparedFit:
         n,
         (width + 1) * (len(classes) if classes and len(classes) > 2 else 1),
         schema is None or (encoder is not None and encoder.sparse),
-        is_regression(loss),
+        loss.regression,
         True,
         encoder is not None and encoder.bounds is not None,
         schema is not None and schema.column(str(schema.target)).bounded,
@@ -106,8 +104,8 @@ def prepare(request: FitRequest) -> PreparedFit:
     first = planned(facts, request, delta, request.choices, found)
     warn_if_hopeless(n, request.epsilon, first.relative_noise)
     # The number of columns may change when categories are known, the releases must not.
-    choices = replace(request.choices, batch_size=first.batches.size)
-    events = first.privacy.events if first.privacy else ()
+    choices = replace(request.choices, batch_size=first.batches.batch_size)
+    events = first.privacy.events
     return PreparedFit(
         request, schema, loss, classes, n, delta, choices, events, found, counts, account, snapshot
     )  # fmt: skip
@@ -119,15 +117,15 @@ def _survey(
     """Rows, columns after encoding, counts of what is to be discovered; all rows are checked."""
     if schema is None:
         X, y = read_libsvm(request.table)
-        unknown = not is_regression(loss) and not request.classes
+        unknown = not loss.regression and not request.classes
         counts = {"(target)": Counter(f"{v:g}" for v in y)} if unknown else {}
         return X.shape[0], X.shape[1], counts
     columns = list(schema.features)
-    if not is_regression(loss):
+    if not loss.regression:
         columns.append(schema.column(str(schema.target)))
     unknown_names = [c.name for c in columns if c.kind == "category" and not c.categories]
     rows = read_rows(request.table, _without(schema, unknown_names))
-    if not is_regression(loss) and str(schema.target) not in unknown_names:
+    if not loss.regression and str(schema.target) not in unknown_names:
         class_numbers(rows.y, discovered=False)
     counts = count_categories(request.table, schema, unknown_names) if unknown_names else {}
     guessed = _GUESSED_CATEGORIES * sum(name != schema.target for name in unknown_names)
@@ -149,4 +147,4 @@ def planned(
     found: GaussianEvent | None,
 ) -> Plan:
     also = [] if found is None else [found]
-    return plan_fit(facts, request.epsilon, delta, choices, also, EVALUATION)
+    return plan_fit(facts, request.epsilon, delta, choices, also, evaluated=True)

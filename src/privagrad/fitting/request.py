@@ -12,7 +12,6 @@ from privagrad.glm.losses import Loss
 from privagrad.linear import (
     METHODS,
     Choices,
-    is_regression,
 )
 from privagrad.privacy.ledger import Ledger
 
@@ -85,11 +84,11 @@ def loss_of(request: FitRequest, schema: Schema | None) -> Loss:
     loss = LOSSES[validate.choice("loss", name, LOSSES)]
     if name == "quantile":
         loss = Loss("quantile", request.quantile)
-    if schema is not None and kind == "category" and is_regression(loss):
+    if schema is not None and kind == "category" and loss.regression:
         raise ValueError(
             f"Expected --loss logistic or hinge for a target of categories, found {name!r}."
         )
-    if is_regression(loss) and request.classes:
+    if loss.regression and request.classes:
         raise ValueError(f"Expected no classes for a regression, found --classes and {name!r}.")
     return loss
 

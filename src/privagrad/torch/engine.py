@@ -245,18 +245,8 @@ class PrivacyEngine:
 
     def report(self, delta: float) -> PrivacyReport:
         """The privacy card of everything released so far."""
-        events = self.accountant.events
-        plan = PrivacyPlan(events)
-        return PrivacyReport(
-            epsilon=self.get_epsilon(delta),
-            delta=delta,
-            relation=plan.relation,
-            sampling=events[-1].sampling if events else None,
-            accountant=plan.accountant,
-            events=events,
-            seeded=self.seeded,
-            verified=self.verified,
-        )
+        plan = PrivacyPlan(self.accountant.events, unprotected=self.accountant.unprotected > 0)
+        return plan.report(delta, seeded=self.seeded, verified=self.verified)
 
     def is_compatible(self, *, module: nn.Module, **_: Any) -> bool:
         return ModuleValidator.is_valid(module)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from privagrad._internal import validate
-from privagrad.privacy.mechanism import GaussianSum, Part
+from privagrad.privacy.mechanism import GaussianSum, Part, Share
 from privagrad.privacy.noise import RandomSource
 from privagrad.torch.moments import History
 from privagrad.torch.per_example.gradients import PerExampleGradient
@@ -223,15 +223,11 @@ class PrivateOptimizer(Optimizer):
                 Part(total.numpy(), self.scales[name].root, total.numpy())
                 for name, total in totals.items()
             ]
-            mechanism.release_parts(
-                parts,
-                self._units,
-                self._source,
-                radius,
-                self._threads(),
-                combine=self._processes.sum_array if self._processes.count > 1 else None,
-                noisy=self._processes.first,
-            )
+            share = None
+            if self._processes.count > 1:
+                share = Share(self._processes.first, self._processes.sum_array)
+            bounded = mechanism.sum_of_parts(parts, radius, self._units, share)
+            mechanism.release(bounded, self._source, self._threads())
             factor = self._batch_size
         else:
             for total in totals.values():
