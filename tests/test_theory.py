@@ -92,6 +92,16 @@ def test_theorem_3_by_hand():
     assert bound.bias == pytest.approx(16 * (2 * moment) ** 2 / (10 * moment))
 
 
+def test_theorem_3_counts_small_scales_as_the_floor():
+    """d = 4, r = 4: σ̂ = (1, 1/8, 1/8, 1/8) up to its factor 2, so C^{-1/2} = (8, 2, 2, 2)."""
+    sigma = np.array([1.0, 1 / 64, 1 / 64, 1 / 64])
+    moment = 2 * math.sqrt(2 ** (-4 / 3) / 4 * 16 + 3 * 4 ** (1 / 3) / 16**2)
+    radius = 2 * moment * math.sqrt(2 * math.sqrt(76) * 50 / (2 * 14 * 2))
+    bound = theory.unknown_moments_bound(sigma, 4.0, BOX, steps=25, **HAND)
+    assert bound.privacy == pytest.approx(1.5 * 2 * radius * 14 * 2 * math.sqrt(2) / 50)
+    assert bound.bias == pytest.approx(2 * math.sqrt(76) * (2 * moment) ** 2 / radius)
+
+
 def test_advice_takes_p_and_the_steps_from_the_rows():
     sigma = np.array([1.0, 0.1, 0.01])
     (row,) = (row for row in theory.advice(sigma, 1000, 2.0, 1e-5, BOX) if row.method == "pagan")
