@@ -1,6 +1,8 @@
 """The theorems as statements: who minimises what, which side of what, and how it scales."""
 
 import math
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
@@ -10,9 +12,8 @@ from scipy.special import gammaln
 
 import privagrad as pg
 from privagrad import theory
-from privagrad.methods import METHODS
-from privagrad.methods._base import Setting
-from privagrad.methods.minimize import descend
+from privagrad._internal.validate import Vector
+from privagrad.methods.biased import biased_adagrad, biased_sgd
 
 BOX, BALL = pg.Box(-1, 1), pg.L2Ball(1.0)
 BOUNDS = {"pasan": theory.pasan_bound, "pagan": theory.pagan_bound}
@@ -24,20 +25,6 @@ BUDGET = {"n": 10_000, "epsilon": 1.0, "delta": 1e-5}
 BEFORE_NOISE = 1.5 * math.sqrt(2)
 
 sigmas = st.lists(st.floats(1e-3, 1e3), min_size=1, max_size=30).map(np.array)
-
-
-def iterates(method, oracle, domain, start, step_size, steps):
-    """x_0 ... x_{T-1} of the library's own loop on ``oracle(x)``."""
-    seen = []
-
-    class Gradients:
-        def bounded(self, x, batch, ellipsoid):
-            seen.append(x.copy())
-            return oracle(x)
-
-    setting = Setting(start.size, steps, 1, 0.0, domain, step_size=step_size)
-    descend(METHODS[method], Gradients(), iter(range(steps)), start.copy(), setting)
-    return np.array(seen)
 
 
 def bound_at(method, sigma, scale, p, radius=None, moment=None, steps=1000, domain=None, **budget):
@@ -56,6 +43,92 @@ def privacy_term(method, sigma, scale):
     """At p = inf, where B = 2 G: the noise for gradients with E[‖g‖_C²] = Σ C_jj σ_j²."""
     moment = theory.subgaussian_lipschitz_moment(sigma, scale, 1)
     return bound_at(method, sigma, scale, np.inf, moment=moment).privacy
+
+
+# By hand: δ = e⁻⁴ and nε = 50, so sqrt(log(1/δ))/(nε) = 2/50; C^{-1/2} = (2, 3), so tr(C⁻¹) = 13
+# and tr(C^{-1/2}) = 5; on [-1, 1]² diam_2 = 2√2, diam_∞ = 2, diam_{C⁻¹} = 2√13.
+HAND = {"n": 100, "epsilon": 0.5, "delta": math.exp(-4)}
+SCALE = np.array([1 / 4, 1 / 9])
+
+
+@pytest.mark.parametrize(
+    ("method", "radius", "optimization", "privacy"),
+    [
+        # 2G (2√13 · 50 / (2√2 √13 · 2))^{1/p}; 3/2 · 2√2 · 5/√25; 3/2 · 2√2 · 8√13 · 2√2/50
+        ("pasan", 6 * math.sqrt(25 / math.sqrt(2)), 3 * math.sqrt(2), 1.92 * math.sqrt(13)),
+        # 2G (2√13 · 50 / (2 · 5 · 2))^{1/p}; 3/2 · 2 · 7/√25; 3/2 · 2 · 8 · 5 · 2√2/50
+        ("pagan", 6 * math.sqrt(5 * math.sqrt(13)), 4.2, 4.8 * math.sqrt(2)),
+    ],
+)
+def test_theorems_1_and_2_by_hand(method, radius, optimization, privacy):
+    assert RADII[method](3.0, 2.0, SCALE, BOX, **HAND) == pytest.approx(radius)
+    assert RADII[method](3.0, np.inf, SCALE, BOX, **HAND) == 6.0
+    shape = pg.Ellipsoid(SCALE, 8.0)
+    # Bias: 2√13 · 6^p/((p - 1) 8^{p-1}); at p = inf 2√13 (10 - 8).
+    for moment, p, bias in [(3.0, 2.0, 9.0), (3.0, 3.0, 27 / 8), (10.0, np.inf, 4.0)]:
+        bound = BOUNDS[method]([3.0, 4.0], shape, moment, p, BOX, steps=25, **HAND)
+        assert bound.optimization == pytest.approx(optimization)
+        assert bound.privacy == pytest.approx(privacy)
+        assert bound.bias == pytest.approx(bias * math.sqrt(13))
+
+
+def test_example_1_and_the_optimal_scales_by_hand():
+    # 0.5 + √4 · sqrt(9/4 + 16/9)
+    moment = theory.subgaussian_lipschitz_moment([3.0, 4.0], SCALE, 4.0, mu=0.5)
+    assert moment == pytest.approx(0.5 + 2 * math.sqrt(145 / 36))
+    assert theory.optimal_scale([8.0, 1 / 8], "pagan") == pytest.approx([1 / 16, 16])
+    assert theory.optimal_scale([8.0, 1 / 8], "pasan") == pytest.approx([1 / 8, 8])
+
+
+def test_theorem_3_by_hand():
+    """σ = r = 2, d = 1, p = 2: Ĉ = 8^{-4/3}/4 = 1/64 for σ̂ = 2σ, 2^{-4/3}/4 for σ̂ = σ/2.
+
+    G_4 = √4 · 4 · sqrt(2^{-4/3}/4) = 2^{4/3}; B = 2 G_4 (16 · 50/(2 · 8 · 2))^{1/2} = 10 G_4.
+    """
+    moment = 2 ** (4 / 3)
+    bound = theory.unknown_moments_bound([2.0], 2.0, BOX, steps=25, **HAND)
+    assert bound.optimization == pytest.approx(1.5 * 2 * 2 / 5)
+    assert bound.privacy == pytest.approx(1.5 * 2 * 10 * moment * 8 * 2 * math.sqrt(2) / 50)
+    assert bound.bias == pytest.approx(16 * (2 * moment) ** 2 / (10 * moment))
+
+
+def test_theorem_3_counts_small_scales_as_the_floor():
+    """d = 4, r = 4: σ̂ = (1, 1/8, 1/8, 1/8) up to its factor 2, so C^{-1/2} = (8, 2, 2, 2)."""
+    sigma = np.array([1.0, 1 / 64, 1 / 64, 1 / 64])
+    moment = 2 * math.sqrt(2 ** (-4 / 3) / 4 * 16 + 3 * 4 ** (1 / 3) / 16**2)
+    radius = 2 * moment * math.sqrt(2 * math.sqrt(76) * 50 / (2 * 14 * 2))
+    bound = theory.unknown_moments_bound(sigma, 4.0, BOX, steps=25, **HAND)
+    assert bound.privacy == pytest.approx(1.5 * 2 * radius * 14 * 2 * math.sqrt(2) / 50)
+    assert bound.bias == pytest.approx(2 * math.sqrt(76) * (2 * moment) ** 2 / radius)
+
+
+def test_advice_takes_p_and_the_steps_from_the_rows():
+    sigma = np.array([1.0, 0.1, 0.01])
+    (row,) = (row for row in theory.advice(sigma, 1000, 2.0, 1e-5, BOX) if row.method == "pagan")
+    p, scale = math.log(2000), sigma ** (-4 / 3)
+    moment = theory.subgaussian_lipschitz_moment(sigma, scale, 2 * p)
+    expected = bound_at("pagan", sigma, scale, p, steps=500_000, n=1000, epsilon=2.0)
+    assert row.bound == expected
+    assert row.radius == theory.pagan_radius(moment, p, scale, BOX, 1000, 2.0, 1e-5)
+
+
+def test_theorems_6_and_7_by_hand():
+    """‖ĝ_k‖² = 25, 0, 100 and sqrt(Σ_k ĝ_kj²) = 3√5, 4√5 on [-1, 1]², T = 3."""
+    gradients, bias = [[3.0, 4.0], [0.0, 0.0], [6.0, 8.0]], 0.1 * 2 * math.sqrt(13)
+    sgd, adagrad = theory.biased_sgd_bound, theory.biased_adagrad_bound
+    assert sgd(gradients, 0.5, BOX) == pytest.approx(8 / 3 + 0.5 * 125 / 6)
+    assert sgd(gradients, [1.0, 0.5, 0.25], BOX) == pytest.approx(16 / 3 + (25 + 25) / 6)
+    adaptive = 8 * math.sqrt(125) / 60 + (2 * 25 + 1000 / math.sqrt(125)) / 6
+    assert sgd(gradients, 10.0, BOX, adaptive=True) == pytest.approx(adaptive)
+    assert sgd(gradients, 0.5, BOX, 0.1) == pytest.approx(8 / 3 + 62.5 / 6 + 0.2 * math.sqrt(2))
+    assert sgd(gradients, 0.5, BOX, 0.1, SCALE) == pytest.approx(8 / 3 + 62.5 / 6 + bias)
+    # At α = diam_∞ = 2: (1 + 2) · 7√5/3, where the theorem states 2 · 7√5/3.
+    assert adagrad(gradients, BOX) == pytest.approx(7 * math.sqrt(5))
+    shorter = 2 * math.sqrt(2) * 7 * math.sqrt(5) / 3
+    assert adagrad(gradients, BOX, step_size=math.sqrt(2)) == pytest.approx(shorter)
+    assert adagrad(gradients, BOX, 0.1, SCALE) == pytest.approx(7 * math.sqrt(5) + bias)
+    standing = np.zeros((3, 2))
+    assert sgd(standing, 1.0, BOX, adaptive=True) == adagrad(standing, BOX) == 0.0
 
 
 def test_moments_are_power_means_and_grow_to_the_largest_norm():
@@ -339,77 +412,233 @@ def test_advice_follows_the_geometry():
     assert totals["pasan"] == pytest.approx(totals["dp-sgd"])
 
 
-RNG = np.random.default_rng(5)
+@dataclass(frozen=True)
+class Convex:
+    """A convex function, a subgradient, and its least value over a domain."""
+
+    value: Callable[[Vector], float]
+    slope: Callable[[Vector], Vector]
+    least: float
+
+
+def linear(slopes, domain):
+    """⟨c, x⟩; the least value is at a vertex, or at -c/‖c‖ of a ball."""
+    if isinstance(domain, pg.L2Ball):
+        least = -domain.radius * np.linalg.norm(slopes)
+    elif isinstance(domain, pg.Box):
+        least = np.minimum(slopes * domain.low, slopes * domain.high).sum()
+    elif isinstance(domain, pg.Simplex):
+        least = domain.radius * slopes.min()
+    else:
+        least = -domain.radius * np.abs(slopes).max()
+    return Convex(lambda x: float(slopes @ x), lambda x: slopes, float(least))
+
+
+def absolute(rows, best):
+    """The mean of |⟨a_i, x - x*⟩|."""
+    return Convex(
+        lambda x: float(np.abs(rows @ (x - best)).mean()),
+        lambda x: np.sign(rows @ (x - best)) @ rows / len(rows),
+        0.0,
+    )
+
+
+def largest(rows, best):
+    """The largest |⟨a_i, x - x*⟩|."""
+
+    def slope(x):
+        margins = rows @ (x - best)
+        row = int(np.argmax(np.abs(margins)))
+        return np.sign(margins[row]) * rows[row]
+
+    return Convex(lambda x: float(np.abs(rows @ (x - best)).max()), slope, 0.0)
+
+
+def squares(rows, best):
+    """The mean of ⟨a_i, x - x*⟩²/2."""
+    return Convex(
+        lambda x: float(np.square(rows @ (x - best)).mean() / 2),
+        lambda x: rows.T @ (rows @ (x - best)) / len(rows),
+        0.0,
+    )
+
+
+RULES = ("sgd", "adaptive", "adagrad")
+
+
+def descend(rule, gradient, start, **settings):
+    if rule == "adagrad":
+        return biased_adagrad(gradient, start, **settings)
+    return biased_sgd(gradient, start, adaptive=rule == "adaptive", **settings)
+
+
+def bound_of(rule, gradients, domain, step_size, bias=0.0, scale=None):
+    if rule == "adagrad":
+        return theory.biased_adagrad_bound(gradients, domain, bias, scale, step_size)
+    adaptive = rule == "adaptive"
+    return theory.biased_sgd_bound(gradients, step_size, domain, bias, scale, adaptive=adaptive)
+
+
+def run_and_bound(rule, problem, domain, start, step_size, steps, scale, disturb):
+    """The excess of the average that the theorems are about, and its bound.
+
+    All that `disturb` adds to a gradient counts as bias, so that the bound holds for every run.
+    """
+    taken, biases = [], []
+    ellipsoid = pg.Ellipsoid(scale, 1.0)
+
+    def gradient(x, k):
+        true = problem.slope(x)
+        taken.append(disturb(true, k))
+        biases.append(ellipsoid.norm(taken[-1] - true))
+        return taken[-1]
+
+    found = descend(rule, gradient, start, domain=domain, steps=steps, step_size=step_size)
+    bound = bound_of(rule, taken, domain, step_size, np.mean(biases), scale)
+    return problem.value(found.queried_average) - problem.least, bound
+
+
+def unchanged(gradient, k):
+    return gradient
+
+
+BOUNDED = [BOX, pg.Box(-0.5, 2.0), BALL, pg.L1Ball(1.5), pg.Simplex(2.0)]
+
+
+@pytest.mark.parametrize("domain", BOUNDED, ids=repr)
+@pytest.mark.parametrize("rule", RULES)
+@given(
+    kind=st.sampled_from([linear, absolute, largest, squares]),
+    seed=st.integers(0, 2**32 - 1),
+    dim=st.integers(2, 5),
+    steps=st.sampled_from([1, 2, 60]),
+    size=st.floats(0.1, 2),
+    far=st.booleans(),
+    shrink=st.sampled_from([1.0, 0.0, -1.0]),
+    noise=st.sampled_from([0.0, 0.1, 3.0]),
+)
+def test_no_biased_run_exceeds_theorems_6_and_7(
+    rule, domain, kind, seed, dim, steps, size, far, shrink, noise
+):
+    """Random convex functions, and gradients that vanish, are turned around and are moved."""
+    rng = np.random.default_rng(seed)
+    rows = rng.standard_normal((3, dim)) * 10 ** rng.uniform(-1, 1, dim)
+    best = domain.project(rng.standard_normal(dim))
+    problem = linear(rows[0], domain) if kind is linear else kind(rows, best)
+    start = domain.project(1e3 * rows[0] if far else rng.standard_normal(dim))
+    scale, moves = 10 ** rng.uniform(-1, 1, dim), noise * rng.standard_normal((steps, dim))
+    step_size = size * domain.euclidean_diameter(dim)
+    if rule == "sgd":
+        step_size /= np.linalg.norm(rows[0]) * math.sqrt(steps)
+    elif rule == "adagrad":
+        step_size = size * domain.max_diameter(dim)
+    excess, bound = run_and_bound(
+        rule, problem, domain, start, step_size, steps, scale,
+        lambda gradient, k: shrink * gradient + moves[k],
+    )  # fmt: skip
+    assert -1e-9 <= excess <= bound * (1 + 1e-9) + 1e-12
+
+
+@pytest.mark.parametrize("steps", [1, 5, 100])
+def test_theorem_6_is_attained_on_a_line(steps):
+    """From one end of [-1, 1] to the other in T equal steps: equality."""
+    problem, step_size = linear(np.array([3.0]), BOX), 2 / (3.0 * steps)
+    excess, bound = run_and_bound(
+        "sgd", problem, BOX, [1.0], step_size, steps, np.ones(1), unchanged
+    )
+    assert excess == pytest.approx(bound)
+
+
+@pytest.mark.parametrize(("rule", "share"), [("adaptive", 1.0), ("adagrad", math.sqrt(0.5))])
+def test_one_step_of_the_right_size_nearly_attains_the_bounds(rule, share):
+    """|c| diam of 2 α |c| with α = diam for SGD and diam/√2 for AdaGrad."""
+    problem = linear(np.array([3.0]), BOX)
+    excess, bound = run_and_bound(rule, problem, BOX, [1.0], 2.0 * share, 1, np.ones(1), unchanged)
+    assert excess == pytest.approx(share * bound)
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_the_bias_is_attained_by_gradients_that_vanish(rule):
+    slopes, scale = np.array([3.0, 0.5]), np.array([2.0, 2.0])
+    problem = linear(slopes, BALL)
+    start, steps = slopes / np.linalg.norm(slopes), 10_000 if rule == "sgd" else 10
+    excess, bound = run_and_bound(
+        rule, problem, BALL, start, 1.0, steps, scale, lambda gradient, k: 0 * gradient
+    )
+    assert excess == pytest.approx(bound, rel=1e-3)
+
+
+@pytest.mark.parametrize("domain", [BALL, pg.L1Ball(1.0), pg.Simplex()], ids=repr)
+def test_adagrad_reaches_the_minimum_because_it_projects_in_its_own_metric(domain):
+    """The steps are ±α/√k in every coordinate: projected by Euclid they lead elsewhere."""
+    slopes = np.array([-1.0, -0.01, -0.01])
+    problem, start = linear(slopes, domain), np.array([0.0, 0.0, 1.0])
+    alpha = domain.max_diameter(3) / math.sqrt(2)
+    excess, bound = run_and_bound(
+        "adagrad", problem, domain, start, alpha, 2000, np.ones(3), unchanged
+    )
+    assert 0 <= excess <= bound < 0.08
+
+
+@pytest.mark.parametrize("noise", [-1.0, 1.0])
+@pytest.mark.parametrize("rule", RULES)
+def test_theorems_6_and_7_are_false_for_the_average_the_paper_prints(rule, noise):
+    """f = 9|x| from its minimum: f'(x_0) = 0, one step of pure noise ±1, and x_1 = ∓1."""
+    found = descend(rule, lambda x, k: [noise], [0.0], domain=BOX, steps=1, step_size=2.0)
+    assert found.queried_average == 0
+    assert 9 * abs(found.average) == 9 > bound_of(rule, [[noise]], BOX, 2.0)
+
+
 DIM, ROWS, BATCH, STEPS = 4, 60, 5, 300
 # One row in ten is large and points the other way: bounding it turns the mean around.
 RARE = np.where(np.arange(ROWS)[:, None] % 10 == 0, 20.0, -1.0) * np.array([1.0, 0.5, 0.2, 0.1])
-SPREAD = RNG.standard_normal((ROWS, DIM)) * np.array([1.0, 0.5, 0.2, 0.1])
-TARGETS = SPREAD @ np.array([0.5, -0.5, 0.3, 0.1])
+SPREAD = np.random.default_rng(5).standard_normal((ROWS, DIM)) * np.array([1.0, 0.5, 0.2, 0.1])
+HIDDEN = np.array([0.5, -0.5, 0.3, 0.1])
+SAMPLED = {
+    "linear": lambda x: RARE,
+    "absolute": lambda x: np.sign(SPREAD @ (x - HIDDEN))[:, None] * SPREAD,
+}
 
 
-def linear(x):
-    return RARE
-
-
-def absolute(x):
-    return np.sign(SPREAD @ x - TARGETS)[:, None] * SPREAD
-
-
-def excess(gradients, domain, x):
-    if gradients is absolute:  # zero where the targets are met
-        return np.abs(SPREAD @ x - TARGETS).mean()
-    mean = RARE.mean(axis=0)
-    return mean @ x + (np.abs(mean).sum() if domain is BOX else np.linalg.norm(mean))
-
-
-def measured(method, gradients, domain, radius, step_size, seed):
-    """Excess of the average, the ĝ_k, and the mean bias in ‖·‖_C, of one biased and noisy run."""
+def private_run(rule, kind, domain, radius, step_size, seed):
+    """Excess, bound and bound without bias of one run on batches, bounded and with noise."""
     rng = np.random.default_rng(seed)
     ellipsoid = pg.Ellipsoid(np.array([1.0, 4.0, 25.0, 100.0]), radius)
     noisy, biases = [], []
 
-    def oracle(x):
-        batch = gradients(x)[rng.integers(ROWS, size=BATCH)]
+    def gradient(x, k):
+        batch = SAMPLED[kind](x)[rng.integers(ROWS, size=BATCH)]
         inside = ellipsoid.project(batch).mean(axis=0)
         biases.append(ellipsoid.norm(inside - batch.mean(axis=0)))
         noisy.append(inside + 0.1 * ellipsoid.noise_std * rng.standard_normal(DIM))
         return noisy[-1]
 
-    start = domain.project(np.ones(DIM))
-    points = iterates(method, oracle, domain, start, step_size, STEPS)
-    bias = domain.scaled_diameter(ellipsoid.scale) * np.mean(biases)
-    return excess(gradients, domain, points.mean(axis=0)), np.array(noisy), bias
+    found = descend(rule, gradient, np.ones(DIM), domain=domain, steps=STEPS, step_size=step_size)
+    bounds = [
+        bound_of(rule, noisy, domain, step_size, bias, ellipsoid.scale)
+        for bias in (np.mean(biases), 0.0)
+    ]
+    whole = linear(RARE.mean(axis=0), domain) if kind == "linear" else absolute(SPREAD, HIDDEN)
+    return whole.value(found.queried_average) - whole.least, *bounds
 
 
 @pytest.mark.parametrize("radius", [0.5, 2.0, 100.0])
 @pytest.mark.parametrize("domain", [BOX, BALL], ids=["box", "ball"])
-@pytest.mark.parametrize("gradients", [linear, absolute])
-@pytest.mark.parametrize("method", ["sgd", "adagrad"])
-def test_biased_descent_keeps_the_appendix_inequalities(method, gradients, domain, radius):
-    """Theorems "biased-sgd" and "biased-adagrad" (with its own constant 1), five seeds averaged.
-
-    For the average of x_0 ... x_{T-1}: the paper's x_1 ... x_T is a slip of its index.
-    """
-    diameter = domain.max_diameter(DIM) if method == "adagrad" else domain.euclidean_diameter(DIM)
-    step_size = diameter if method == "adagrad" else 0.05
-    runs = [measured(method, gradients, domain, radius, step_size, seed) for seed in range(5)]
-    excesses, gaps, biases = [], [], []
-    for lost, noisy, bias in runs:
-        if method == "sgd":
-            gap = diameter**2 / (2 * STEPS * step_size) + step_size / 2 * np.mean(
-                np.sum(noisy**2, axis=1)
-            )
-        else:
-            gap = diameter / STEPS * np.sqrt((noisy**2).sum(axis=0)).sum()
-        excesses.append(lost)
-        gaps.append(gap)
-        biases.append(bias)
-    assert 0 <= np.mean(excesses) <= np.mean(gaps) + np.mean(biases)
-    if gradients is linear and radius == 0.5:
+@pytest.mark.parametrize("kind", SAMPLED)
+@pytest.mark.parametrize("rule", ["sgd", "adagrad"])
+def test_biased_descent_keeps_the_appendix_inequalities(rule, kind, domain, radius):
+    """Theorems 6 and 7 on batches with noise, five seeds averaged: only bounding is bias."""
+    step_size = domain.max_diameter(DIM) if rule == "adagrad" else 0.05
+    runs = [private_run(rule, kind, domain, radius, step_size, seed) for seed in range(5)]
+    excess, bound, unbiased = np.mean(runs, axis=0)
+    # AdaGrad keeps the constant 1 of the theorem's statement here, which is not proved.
+    gap = unbiased * 2 / 3 if rule == "adagrad" else unbiased
+    assert 0 <= excess <= gap + bound - unbiased
+    if kind == "linear" and radius == 0.5:
         # Bounding turned the gradient around: without the bias the inequality is false.
-        assert np.mean(excesses) > 2 * np.mean(gaps)
+        assert excess > 2 * gap
     if radius == 100.0:
-        assert np.mean(biases) == pytest.approx(0, abs=1e-12)
+        assert bound == pytest.approx(unbiased)
 
 
 @pytest.mark.parametrize(
@@ -427,6 +656,11 @@ def test_biased_descent_keeps_the_appendix_inequalities(method, gradients, domai
         (lambda: theory.advice([1.0], 10, 1.0, 0.1, pg.Simplex()), "bounded domain"),
         (lambda: bound_at("pagan", [1.0, 2.0], [1.0], 2.0, moment=1.0), r"shape \(1,\)"),
         (lambda: bound_at("pasan", [1.0], [1.0], 2.0, steps=0), "steps >= 1"),
+        (lambda: theory.biased_sgd_bound([[1.0]], 1.0, pg.WholeSpace()), "bounded domain"),
+        (lambda: theory.biased_sgd_bound([[1.0]] * 2, [0.1, 0.2], BOX), "do not increase"),
+        (lambda: theory.biased_sgd_bound([1.0], 1.0, BOX), r"shape \(T, d\)"),
+        (lambda: theory.biased_adagrad_bound([[np.nan]], BOX), "finite gradients"),
+        (lambda: theory.biased_adagrad_bound([[1.0]], BOX, bias=-1.0), "bias >= 0"),
         (lambda: theory.required_rows(5, 1.0, 1.0, 0.1, 0.1), "ratio > 1"),
         (lambda: theory.required_rows(5, 2.0, 1.0, 0.1, 1.0), "beta in"),
     ],

@@ -1,18 +1,20 @@
 """The paper's theorems as functions: moments, radii, upper and lower bounds, advice.
 
-The paper hides constants in O(·) and leaves Lemma 1's c open. Ours follow; with them each upper
-bound is proved, for the average of x_0 ... x_{T-1} and gradients bounded radially:
+The paper hides constants in O(·) and leaves c of Lemma 1 open. With the constants below, each upper
+bound is proved for the average of x_0 ... x_{T-1} and for gradients that are bounded radially:
 
 - c = 1/2 in Lemma 1. T = n²/(2b²) steps with noise sqrt(log(1/δ))/(bε) compose, in the limit of
   many small steps, to ε + ε²/(4 log(1/δ)) at δ. An accountant's noise for any other T leaves as
   much noise in the average of the gradients.
-- 3/2 before the regret, diam/2 + diam at α = diam. The appendix has it for SGD; its theorem on
+- 3/2 before the regret, diam/2 + diam at α = diam. The appendix has 3/2 for SGD. Its Theorem 7 on
   biased AdaGrad states 1, which its proof does not give.
 - 1 before gradients and noise, from √(x + y) ≤ √x + √y, where the paper has √2.
 - 1 in Example 1: a centred σ²-sub-Gaussian X has E[|X|^p]^{1/p} ≤ σ√p.
-- p = max(log d, log(nε), 2) where we choose p. The paper takes log d, at which Theorems 1 and 2
-  give 1/(nε)^{1 - 1/p}: eq. "pagan-subgaussian-bound" drops a factor (nε)^{1/log d}, which is a
+- p = max(log d, log(nε), 2) where p is chosen here. The paper takes log d, at which Theorems 1 and
+  2 give 1/(nε)^{1 - 1/p}: eq. "pagan-subgaussian-bound" drops a factor (nε)^{1/log d}, which is a
   constant only where n is a power of d.
+
+Theorems are numbered in the order of the paper; 6 to 9 are the four of the appendix.
 """
 
 from __future__ import annotations
@@ -30,8 +32,6 @@ from privagrad.geometry.ellipsoid import Ellipsoid
 
 _LEMMA_1 = 0.5
 _REGRET = 1.5
-_SCALE_POWERS = {"dp-sgd": 0.0, "dp-adagrad": 0.0, "pasan": -1.0, "pagan": -4 / 3}
-_ADAPTIVE = ("dp-adagrad", "pagan")
 
 
 @dataclass(frozen=True)
@@ -40,9 +40,12 @@ class Bound:
 
     Attributes
     ----------
-    optimization : what the method pays without privacy, the paper's diam · R(T)
-    privacy : the noise
-    bias : gradients moved into the ellipsoid
+    optimization : float
+        What the method pays without privacy, the paper's diam · R(T).
+    privacy : float
+        What the noise costs.
+    bias : float
+        What moving gradients into the ellipsoid costs.
     """
 
     optimization: float
@@ -51,12 +54,25 @@ class Bound:
 
     @property
     def total(self) -> float:
+        """The sum of the three."""
         return self.optimization + self.privacy + self.bias
 
 
 @dataclass(frozen=True, eq=False)
 class Advice:
-    """One method as the theorems would run it, and what they promise for it."""
+    """One method with the settings of its theorem, and the bound of the theorem.
+
+    Attributes
+    ----------
+    method : str
+        Its name, as `minimize` takes it.
+    scale : array of shape (d,)
+        C of the ellipsoid.
+    radius : float
+        B of the ellipsoid.
+    bound : Bound
+        The bound on the expected excess loss.
+    """
 
     method: str
     scale: Vector
@@ -64,11 +80,147 @@ class Advice:
     bound: Bound
 
 
-def lipschitz_moment(norms: ArrayLike, p: float) -> float:
-    """Ĝ_p(S; C) = (mean of norms^p)^{1/p} (eq. "empirical_lipobj"); p may be inf.
+@dataclass(frozen=True)
+class Theorem:
+    """Theorem 1 on PASAN or Theorem 2 on PAGAN.
 
-    `norms`, of shape (n,), are the examples' gradient norms in ‖·‖_C, as from `Ellipsoid.norm`.
+    Attributes
+    ----------
+    adaptive : bool
+        Whether the steps are AdaGrad's (Theorem 2). The diameter is then diam_∞ and coordinates
+        add up to |a| = Σ_j a_j; in Theorem 1 they are diam_2 and |a| = sqrt(Σ_j a_j²).
+    """
+
+    adaptive: bool
+
+    def radius(
+        self,
+        moment: float,
+        p: float,
+        scale: ArrayLike,
+        domain: Domain,
+        n: int,
+        epsilon: float,
+        delta: float,
+    ) -> float:
+        """B = 2 G_2p(C) (diam_{C⁻¹} nε / (diam |C^{-1/2}| sqrt(log(1/δ))))^{1/p}.
+
+        Parameters
+        ----------
+        moment : float
+            G_2p(C).
+        p : float
+            The p of `moment`; at p = inf the radius is 2 G_∞(C).
+        scale : array of shape (d,)
+            C.
+        domain : Domain
+            A bounded domain.
+        n : int
+            The number of rows.
+        epsilon, delta : float
+            The budget.
+        """
+        weights = validate.positive_vector("scale", scale)
+        gain = domain.scaled_diameter(weights) / self._noise(weights, domain, n, epsilon, delta)
+        return 2 * validate.positive("moment", moment) * math.pow(gain, 1 / _order(p))
+
+    def bound(
+        self,
+        sigma: ArrayLike,
+        ellipsoid: Ellipsoid,
+        moment: float,
+        p: float,
+        domain: Domain,
+        n: int,
+        epsilon: float,
+        delta: float,
+        steps: int,
+    ) -> Bound:
+        """The bound at any radius B > 0, Theorem 8 (PASAN) or 9 (PAGAN) of the appendix.
+
+        optimization = 3/2 diam |σ| / √T,
+        privacy = 3/2 diam B |C^{-1/2}| sqrt(log(1/δ) / c) / (nε),
+        bias = diam_{C⁻¹} (2 G_2p(C))^p / ((p - 1) B^{p-1}).
+
+        The bias is at most diam_{C⁻¹} 2 G_2p(C), which no projection exceeds, and is
+        diam_{C⁻¹} max(0, G_∞(C) - B) at p = inf.
+
+        Parameters
+        ----------
+        sigma : array of shape (d,)
+            Root mean squares of the coordinates of single examples' gradients. Where the ellipsoid
+            moves no gradient, those of a batch's mean gradient g^k are enough.
+        ellipsoid : Ellipsoid
+            C and B.
+        moment, p, domain, n, epsilon, delta
+            As for `radius`.
+        steps : int
+            T.
+        """
+        weights = ellipsoid.scale
+        deviations = validate.positive_vector("sigma", sigma, dim=weights.size)
+        regret = self._add_up(deviations) / math.sqrt(validate.integer("steps", steps))
+        noise = self._noise(weights, domain, n, epsilon, delta)
+        return Bound(
+            optimization=_REGRET * self.diameter(domain, weights.size) * regret,
+            privacy=_REGRET * ellipsoid.radius * noise / math.sqrt(_LEMMA_1),
+            bias=domain.scaled_diameter(weights) * _projection_bias(moment, p, ellipsoid.radius),
+        )
+
+    def diameter(self, domain: Domain, dim: int) -> float:
+        """diam_2 or diam_∞ of the domain; refuses domains of one point or without bound."""
+        value = domain.max_diameter(dim) if self.adaptive else domain.euclidean_diameter(dim)
+        if not 0 < value < math.inf:
+            raise ValueError(
+                f"Expected a bounded domain of more than one point, found {domain!r} of diameter "
+                f"{value:g}. Give for example domain=Box(-1, 1)."
+            )
+        return value
+
+    def _add_up(self, sizes: Vector) -> float:
+        return float(sizes.sum() if self.adaptive else np.linalg.norm(sizes))
+
+    def _noise(
+        self, weights: Vector, domain: Domain, n: int, epsilon: float, delta: float
+    ) -> float:
+        """diam |C^{-1/2}| sqrt(log(1/δ)) / (nε)."""
+        size = validate.integer("n", n) * validate.positive("epsilon", epsilon)
+        per_row = math.sqrt(-math.log(validate.delta_of(delta))) / size
+        return self.diameter(domain, weights.size) * self._add_up(weights**-0.5) * per_row
+
+
+_THEOREM_1, _THEOREM_2 = Theorem(adaptive=False), Theorem(adaptive=True)
+_METHODS = {
+    "dp-sgd": (_THEOREM_1, 0.0),
+    "dp-adagrad": (_THEOREM_2, 0.0),
+    "pasan": (_THEOREM_1, -1.0),
+    "pagan": (_THEOREM_2, -4 / 3),
+}
+
+pasan_radius = _THEOREM_1.radius
+"""B of Theorem 1, as stated there: see `Theorem.radius`."""
+
+pagan_radius = _THEOREM_2.radius
+"""B of Theorem 2, as stated there: see `Theorem.radius`."""
+
+pasan_bound = _THEOREM_1.bound
+"""Theorem 1 at any radius: see `Theorem.bound`."""
+
+pagan_bound = _THEOREM_2.bound
+"""Theorem 2 at any radius: see `Theorem.bound`."""
+
+
+def lipschitz_moment(norms: ArrayLike, p: float) -> float:
+    """Ĝ_p(S; C) = (mean of norms^p)^{1/p}, eq. "empirical_lipobj".
+
     A moment of private rows is itself private.
+
+    Parameters
+    ----------
+    norms : array of shape (n,)
+        The examples' gradient norms in ‖·‖_C, as from `Ellipsoid.norm`.
+    p : float
+        At least 1; inf for the largest norm.
     """
     sizes, order = validate.vector("norms", norms), _order(p)
     if sizes.size == 0 or not np.all(sizes >= 0):
@@ -82,9 +234,18 @@ def lipschitz_moment(norms: ArrayLike, p: float) -> float:
 def subgaussian_lipschitz_moment(
     sigma: ArrayLike, scale: ArrayLike, p: float, mu: float = 0.0
 ) -> float:
-    """μ + √p sqrt(Σ_j C_jj σ_j²) ≥ G_p(C), Example 1 (eq. "lip-sub-Gaussian") with O(1) = 1.
+    """μ + √p sqrt(Σ_j C_jj σ_j²) ≥ G_p(C): Example 1, eq. "lip-sub-Gaussian", with O(1) = 1.
 
-    `sigma` are sub-Gaussian parameters of Z - E[Z]; `mu` bounds ‖∇g(x) + E[Z]‖_C.
+    Parameters
+    ----------
+    sigma : array of shape (d,)
+        Sub-Gaussian parameters of the coordinates of Z - E[Z].
+    scale : array of shape (d,)
+        C.
+    p : float
+        At least 1.
+    mu : float
+        A bound on ‖∇g(x) + E[Z]‖_C.
     """
     deviations = validate.positive_vector("sigma", sigma)
     weights = validate.positive_vector("scale", scale, dim=deviations.size)
@@ -94,78 +255,92 @@ def subgaussian_lipschitz_moment(
 def optimal_scale(sigma: ArrayLike, method: str) -> Vector:
     """The C that minimises the method's privacy term (end of Section 3), up to a factor.
 
-    1/σ for "pasan", σ^(-4/3) for "pagan"; ones for "dp-sgd" and "dp-adagrad", where A = I.
-    """
-    validate.choice("method", method, _SCALE_POWERS)
-    scale: Vector = validate.positive_vector("sigma", sigma) ** _SCALE_POWERS[method]
-    return scale
-
-
-def pasan_radius(
-    moment: float, p: float, scale: ArrayLike, domain: Domain, n: int, epsilon: float, delta: float
-) -> float:
-    """B of Theorem 1 as stated there, from moment = G_2p(C); at p = inf 2 G_∞(C)."""
-    return _Geometry(False, scale, domain).radius(moment, p, _per_row(n, epsilon, delta))
-
-
-def pagan_radius(
-    moment: float, p: float, scale: ArrayLike, domain: Domain, n: int, epsilon: float, delta: float
-) -> float:
-    """B of Theorem 2 as stated there, from moment = G_2p(C); at p = inf 2 G_∞(C)."""
-    return _Geometry(True, scale, domain).radius(moment, p, _per_row(n, epsilon, delta))
-
-
-def pasan_bound(
-    sigma: ArrayLike,
-    ellipsoid: Ellipsoid,
-    moment: float,
-    p: float,
-    domain: Domain,
-    n: int,
-    epsilon: float,
-    delta: float,
-    steps: int,
-) -> Bound:
-    """Theorem 1 at any radius B > 0, Theorem "convergence-SGD(general)" of the appendix.
-
-    optimization : 3/2 diam_2 sqrt(Σ_j σ_j² / T)
-    privacy : 3/2 diam_2 B sqrt(tr(C⁻¹) log(1/δ) / c) / (nε)
-    bias : diam_{C⁻¹} (2 G_2p(C))^p / ((p - 1) B^{p-1})
-
-    Ours: 3/2, c = 1/2, and that the bias ends at diam_{C⁻¹} 2 G_2p(C), which no projection
-    exceeds, and is diam_{C⁻¹} max(0, G_∞(C) - B) at p = inf.
-
     Parameters
     ----------
     sigma : array of shape (d,)
-        Root mean squares of the coordinates of single examples' gradients; where the ellipsoid
-        moves none of them, those of a batch's mean gradient g^k do.
-    ellipsoid : C and B
-    moment, p : G_2p(C) and the p it belongs to
+        Scales of the gradients' coordinates.
+    method : str
+        "pasan" for C = 1/σ, "pagan" for σ^{-4/3}, "dp-sgd" or "dp-adagrad" for ones.
     """
-    geometry = _Geometry(False, ellipsoid.scale, domain)
-    return geometry.bound(sigma, ellipsoid.radius, moment, p, _per_row(n, epsilon, delta), steps)
+    _, power = _METHODS[validate.choice("method", method, _METHODS)]
+    scale: Vector = validate.positive_vector("sigma", sigma) ** power
+    return scale
 
 
-def pagan_bound(
-    sigma: ArrayLike,
-    ellipsoid: Ellipsoid,
-    moment: float,
-    p: float,
+def biased_sgd_bound(
+    gradients: ArrayLike,
+    step_size: ArrayLike,
     domain: Domain,
-    n: int,
-    epsilon: float,
-    delta: float,
-    steps: int,
-) -> Bound:
-    """Theorem 2 at any radius B > 0, Theorem "private-adagrad(general)" of the appendix.
+    bias: float = 0.0,
+    scale: ArrayLike | None = None,
+    adaptive: bool = False,
+) -> float:
+    """Theorem 6 on biased SGD (Algorithm 4), as it is stated.
 
-    optimization : 3/2 diam_∞ Σ_j σ_j / √T
-    privacy : 3/2 diam_∞ B tr(C^{-1/2}) sqrt(log(1/δ) / c) / (nε)
-    bias : as in `pasan_bound`, with whose constants and parameters
+    diam_2² / (2T α_{T-1}) + Σ_k α_k ‖ĝ_k‖² / (2T) + diam_{C⁻¹} · bias.
+
+    The mean over runs bounds the expected excess loss of the average of x_0 ... x_{T-1},
+    `Descent.queried_average`. It bounds that of each single run where all of ĝ_k - f'(x_k) counts
+    as bias.
+
+    Parameters
+    ----------
+    gradients : array of shape (T, d)
+        ĝ_0 ... ĝ_{T-1} of one run.
+    step_size : float or array of shape (T,)
+        α_k, which must not increase.
+    domain : Domain
+        A bounded domain.
+    bias : float
+        The mean over k of E‖g̃_k - g_k‖_C: what moves the gradients besides noise of mean zero.
+    scale : array of shape (d,), optional
+        C, by default ones.
+    adaptive : bool
+        Whether α_k is `step_size` / sqrt(Σ_{i ≤ k} ‖ĝ_i‖²); `step_size` is then one number.
     """
-    geometry = _Geometry(True, ellipsoid.scale, domain)
-    return geometry.bound(sigma, ellipsoid.radius, moment, p, _per_row(n, epsilon, delta), steps)
+    taken = _gradients(gradients)
+    steps, dim = len(taken), taken.shape[1]
+    squares = np.square(taken).sum(axis=1)
+    if adaptive:
+        inverse = np.sqrt(np.cumsum(squares)) / validate.positive("step_size", step_size)
+    else:
+        given = np.full(steps, step_size) if np.ndim(step_size) == 0 else step_size
+        inverse = 1 / validate.positive_vector("step_size", given, dim=steps)
+        if np.any(np.diff(inverse) < 0):
+            raise ValueError("Expected step sizes that do not increase, found a larger one later.")
+    moved = squares > 0  # without a gradient there is no step, and 0/0 is 0
+    lengths = float((squares[moved] / inverse[moved]).sum())
+    regret = _THEOREM_1.diameter(domain, dim) ** 2 * float(inverse[-1]) + lengths
+    return regret / (2 * steps) + _bias_term(domain, bias, scale, dim)
+
+
+def biased_adagrad_bound(
+    gradients: ArrayLike,
+    domain: Domain,
+    bias: float = 0.0,
+    scale: ArrayLike | None = None,
+    step_size: float | None = None,
+) -> float:
+    """Theorem 7 on biased AdaGrad (Algorithm 5), with the constant that its proof gives.
+
+    (diam_∞² / (2α) + α) Σ_j sqrt(Σ_k ĝ_kj²) / T + diam_{C⁻¹} · bias.
+
+    At the paper's α = diam_∞ the factor is 3/2 diam_∞, where the theorem states diam_∞.
+
+    Parameters
+    ----------
+    gradients, domain, bias, scale
+        As for `biased_sgd_bound`.
+    step_size : float, optional
+        α, by default diam_∞ of the domain.
+    """
+    taken = _gradients(gradients)
+    steps, dim = len(taken), taken.shape[1]
+    diameter = _THEOREM_2.diameter(domain, dim)
+    alpha = diameter if step_size is None else validate.positive("step_size", step_size)
+    factor = diameter**2 / (2 * alpha) + alpha
+    regret = factor * float(np.sqrt(np.square(taken).sum(axis=0)).sum())
+    return regret / steps + _bias_term(domain, bias, scale, dim)
 
 
 def unknown_moments_bound(
@@ -179,31 +354,40 @@ def unknown_moments_bound(
 ) -> Bound:
     """Theorem 3: PAGAN with Ĉ_j = (r σ̂_j)^{-4/3}/4 for the worst σ̂ that Algorithm 3 may return.
 
-    Beside the optimisation O(1) diam_∞ r (Σ_j σ_j^{2/3})^{3/2} log(d/δ) / (nε). Ours: the
-    constants of `pagan_bound`, with the noise of the largest σ̂ = 2σ and G_2p of the least σ/2;
-    the floor d^{-3/2} max_j σ_j on both sides of eq. "sigma-hat-good", which the paper forgets on
-    the right; σ of any size. p = max(log d, 2), for the theorem assumes no higher moments; hence
-    the stated rate only where nε is at most a power of d. `epsilon` and `delta` are PAGAN's own:
-    the moments cost as much again.
+    Its privacy and bias are O(1) diam_∞ r (Σ_j σ_j^{2/3})^{3/2} log(d/δ) / (nε) where nε is at most
+    a power of d. The constants are those of `Theorem.bound`, with the noise of the largest
+    σ̂ = 2σ and G_2p of the least σ̂ = σ/2. The floor d^{-3/2} max_j σ_j holds on both sides of eq.
+    "sigma-hat-good": the paper forgets it on the right. p = max(log d, 2), because the theorem
+    assumes no moments above 2 log d; for d < 8 it needs those up to 4.
+
+    Parameters
+    ----------
+    sigma : array of shape (d,)
+        Root mean squares of the coordinates of z, of any size.
+    ratio : float
+        The moment ratio r > 1 of z.
+    domain, n, steps
+        As for `Theorem.bound`.
+    epsilon, delta : float
+        PAGAN's own budget: the moments cost as much again.
     """
     deviations, r = validate.positive_vector("sigma", sigma), _ratio(ratio)
-    p, per_row = max(math.log(deviations.size), 2.0), _per_row(n, epsilon, delta)
+    p = max(math.log(deviations.size), 2.0)
     floored = np.maximum(deviations, deviations.max() * deviations.size**-1.5)
-    least, most = ((r * factor * floored) ** (-4 / 3) / 4 for factor in (2.0, 0.5))
+    least, most = (optimal_scale(r * factor * floored, "pagan") / 4 for factor in (2.0, 0.5))
     # Moment ratio r: E[z_j^{2p}]^{1/2p} ≤ √(2p) r σ_j, as for a sub-Gaussian of parameter r σ_j.
     moment = subgaussian_lipschitz_moment(r * deviations, most, 2 * p)
-    geometry = _Geometry(True, least, domain)
-    radius = geometry.radius(moment, p, per_row)
-    return geometry.bound(deviations, radius, moment, p, per_row, steps)
+    ellipsoid = Ellipsoid(least, pagan_radius(moment, p, least, domain, n, epsilon, delta))
+    return pagan_bound(deviations, ellipsoid, moment, p, domain, n, epsilon, delta, steps)
 
 
 def box_lower_bound(sigma: ArrayLike, n: int, epsilon: float) -> float:
     """(Σ_j σ_j^{2/3})^{3/2} / (nε log^{5/2} d): Theorem 4, for the domain [-1, 1]^d.
 
-    Every (ε, δ)-private method has this expected excess of -⟨x, z⟩ on some rows |z_j| ≤ σ_j.
-    Holds where √d log d ≤ nε and δ is smaller than all powers of 1/n. The constant 1 is as the
-    theorem states it; its proof drops O(1) factors. Ours: log d counts as at least 1, which gives
-    d = 1 a meaning and makes the bound smaller at d = 2.
+    Every (ε, δ)-private method has this expected excess of -⟨x, z⟩ on some rows |z_j| ≤ σ_j. The
+    theorem needs √d log d ≤ nε, and δ smaller than all powers of 1/n. It states the constant 1,
+    but its proof drops O(1) factors. Here log d counts as at least 1: the bound then has a meaning
+    at d = 1 and is smaller at d = 2.
     """
     deviations, size = _lower_bound_setting(sigma, n, epsilon, log_power=1)
     total = math.pow((deviations ** (2 / 3)).sum(), 1.5)
@@ -213,16 +397,27 @@ def box_lower_bound(sigma: ArrayLike, n: int, epsilon: float) -> float:
 def ball_lower_bound(sigma: ArrayLike, n: int, epsilon: float) -> float:
     """Σ_j σ_j / (nε log d): Theorem 5, for the Euclidean unit ball.
 
-    Holds where √d ≤ nε; the rest is as in `box_lower_bound`.
+    It needs √d ≤ nε; the rest and the parameters are as for `box_lower_bound`.
     """
     deviations, size = _lower_bound_setting(sigma, n, epsilon, log_power=0)
     return float(deviations.sum()) / (size * _log(deviations.size))
 
 
 def required_rows(dim: int, ratio: float, epsilon: float, delta: float, beta: float) -> int:
-    """Theorem 3's n, with which Algorithm 3 is within a factor 2 with probability 1 - beta.
+    """Theorem 3's n, with which Algorithm 3 is within a factor 2 with probability 1 - β.
 
-    1000 r² log(8d/β) max(T √d log² r log(T/δ)/ε, r²) with T = 3/2 log d; ours: T at least 1.
+    1000 r² log(8d/β) max(T √d log² r log(T/δ)/ε, r²) with T = 3/2 log d, here at least 1.
+
+    Parameters
+    ----------
+    dim : int
+        d.
+    ratio : float
+        The moment ratio r > 1.
+    epsilon, delta : float
+        The budget of Algorithm 3.
+    beta : float
+        The probability of failure, in (0, 1).
     """
     d, r = validate.integer("dim", dim), _ratio(ratio)
     budget, tail = validate.positive("epsilon", epsilon), validate.delta_of(delta)
@@ -243,60 +438,30 @@ def advice(
 ) -> list[Advice]:
     """The methods by their bounds, least first: the first is the recommendation.
 
-    Theorems 1 and 2 at their own radii, for gradients whose coordinates are centred and
-    σ_j²-sub-Gaussian. DP-SGD and DP-AdaGrad count as PASAN and PAGAN with C = I. `steps` defaults
-    to c n² = n²/2, Lemma 1's for batches of one.
+    Theorems 1 and 2 at their own radii. DP-SGD and DP-AdaGrad count as PASAN and PAGAN with C = I.
+
+    Parameters
+    ----------
+    sigma : array of shape (d,)
+        The gradients' coordinates are centred and σ_j²-sub-Gaussian.
+    n, epsilon, delta, domain
+        As for `Theorem.bound`.
+    steps : int, optional
+        T, by default c n² = n²/2, Lemma 1's for batches of one.
     """
     deviations = validate.positive_vector("sigma", sigma)
-    per_row = _per_row(n, epsilon, delta)
-    p = max(math.log(deviations.size), math.log(n * epsilon), 2.0)
-    count = max(1, round(_LEMMA_1 * n**2)) if steps is None else steps
-    rows = []
-    for method in _SCALE_POWERS:
+    rows = validate.integer("n", n)
+    size = rows * validate.positive("epsilon", epsilon)
+    p = max(math.log(deviations.size), math.log(size), 2.0)
+    count = max(1, round(_LEMMA_1 * rows**2)) if steps is None else steps
+    advised = []
+    for method, (theorem, _) in _METHODS.items():
         scale = optimal_scale(deviations, method)
-        geometry = _Geometry(method in _ADAPTIVE, scale, domain)
         moment = subgaussian_lipschitz_moment(deviations, scale, 2 * p)
-        radius = geometry.radius(moment, p, per_row)
-        bound = geometry.bound(deviations, radius, moment, p, per_row, count)
-        rows.append(Advice(method, scale, radius, bound))
-    return sorted(rows, key=lambda row: row.bound.total)
-
-
-class _Geometry:
-    """What Theorems 1 and 2 differ in: the diameter, the trace, how gradients add up."""
-
-    def __init__(self, adaptive: bool, scale: ArrayLike, domain: Domain) -> None:
-        weights = validate.positive_vector("scale", scale)
-        self.adaptive, self.dim = adaptive, weights.size
-        whole = domain.max_diameter if adaptive else domain.euclidean_diameter
-        self.diameter = whole(self.dim)
-        if not 0 < self.diameter < math.inf:
-            raise ValueError(
-                f"Expected a bounded domain of more than one point, found {domain!r} of diameter "
-                f"{self.diameter:g}. Give for example domain=Box(-1, 1)."
-            )
-        self.scaled_diameter = domain.scaled_diameter(weights)
-        self.trace = self.add_up(weights**-0.5)
-
-    def add_up(self, sizes: Vector) -> float:
-        return float(sizes.sum() if self.adaptive else np.linalg.norm(sizes))
-
-    def radius(self, moment: float, p: float, per_row: float) -> float:
-        gain = self.scaled_diameter / (self.diameter * self.trace * per_row)
-        return 2 * validate.positive("moment", moment) * math.pow(gain, 1 / _order(p))
-
-    def bound(
-        self, sigma: ArrayLike, radius: float, moment: float, p: float, per_row: float, steps: int
-    ) -> Bound:
-        deviations = validate.positive_vector("sigma", sigma, dim=self.dim)
-        price = _REGRET * self.diameter
-        return Bound(
-            optimization=price
-            * self.add_up(deviations)
-            / math.sqrt(validate.integer("steps", steps)),
-            privacy=price * radius * self.trace * per_row / math.sqrt(_LEMMA_1),
-            bias=self.scaled_diameter * _projection_bias(moment, p, radius),
-        )
+        shape = Ellipsoid(scale, theorem.radius(moment, p, scale, domain, n, epsilon, delta))
+        bound = theorem.bound(deviations, shape, moment, p, domain, n, epsilon, delta, count)
+        advised.append(Advice(method, scale, shape.radius, bound))
+    return sorted(advised, key=lambda row: row.bound.total)
 
 
 def _projection_bias(moment: float, p: float, radius: float) -> float:
@@ -310,10 +475,18 @@ def _projection_bias(moment: float, p: float, radius: float) -> float:
     return most * math.exp(min(log_share, 0.0))
 
 
-def _per_row(n: int, epsilon: float, delta: float) -> float:
-    """sqrt(log(1/δ)) / (nε)."""
-    size = validate.integer("n", n) * validate.positive("epsilon", epsilon)
-    return math.sqrt(-math.log(validate.delta_of(delta))) / size
+def _gradients(value: ArrayLike) -> Vector:
+    taken = np.asarray(value, dtype=np.float64)
+    if taken.ndim != 2 or taken.size == 0 or not np.isfinite(taken).all():
+        raise ValueError(
+            f"Expected finite gradients of shape (T, d), one row a step; found shape {taken.shape}."
+        )
+    return taken
+
+
+def _bias_term(domain: Domain, bias: float, scale: ArrayLike | None, dim: int) -> float:
+    weights = np.ones(dim) if scale is None else validate.positive_vector("scale", scale, dim=dim)
+    return domain.scaled_diameter(weights) * validate.not_negative("bias", bias)
 
 
 def _lower_bound_setting(
