@@ -20,7 +20,7 @@ from privagrad.geometry.domains import Domain
 from privagrad.geometry.ellipsoid import Ellipsoid
 from privagrad.methods import METHODS, Oracle, Setting
 from privagrad.methods.minimize import descend
-from privagrad.privacy.sampling import Rows
+from privagrad.privacy.sampling import Batches, Rows
 
 Gradient = Callable[[Vector, int], ArrayLike]
 
@@ -151,7 +151,7 @@ def _run(
 ) -> Descent:
     start = domain.project(validate.vector("x0", x0))
     last = start.copy()
-    setting = Setting(start.size, steps, 1, 0.0, domain, step_size=step_size)
+    setting = Setting(start.size, Batches(steps, 1, steps), domain, step_size=step_size)
     # SGD, PASAN and AdaGrad ask an oracle for `bounded` alone.
     oracle = cast("Oracle", _Queries(gradient))
     average, suffix_average = descend(
