@@ -47,7 +47,7 @@ test: install
 	$(PYTEST) --dist worksteal
 
 fast: install
-	$(PYTEST) --dist worksteal -m "not slow" tests
+	$(PYTEST) --dist worksteal -m "not slow" --hypothesis-profile=fast tests
 
 coverage: install
 	$(PYTEST) --dist worksteal --cov

@@ -194,9 +194,9 @@ def test_a_head_start_is_a_part_of_the_noise_to_come(kind):
 @pytest.mark.parametrize("kind", [DPAdaGrad, PAGAN])
 def test_without_noise_a_head_start_is_none(kind):
     ahead = run(kind(head_start=0.5), epsilon=float("inf"))
-    assert np.array_equal(ahead.last, run(kind(), epsilon=float("inf")).last)
+    assert np.array_equal(ahead.last, run(kind.name, epsilon=float("inf")).last)
     private = run(kind(head_start=0.5), epsilon=1.0)
-    assert not np.array_equal(private.last, run(kind()).last)
+    assert not np.array_equal(private.last, run(kind.name).last)
 
 
 class _Careless(DPSGD):
