@@ -26,7 +26,7 @@ def needed(extra: str | None = None) -> Iterator[Requirement]:
     for line in PROJECT["optional-dependencies"][extra] if extra else PROJECT["dependencies"]:
         requirement = Requirement(line)
         if requirement.name == PROJECT["name"]:
-            for other in requirement.extras:
+            for other in sorted(requirement.extras):
                 yield from needed(other)
         else:
             yield requirement
