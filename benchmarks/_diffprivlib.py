@@ -22,7 +22,8 @@ def ask(
     """[intercept, coefficients...] for each setting, fitted to the table of its form."""
     with tempfile.TemporaryDirectory() as folder:
         request = Path(folder, "request.npz")
-        np.savez(request, settings=json.dumps(settings), seed=seed, y=y, **tables)
+        arrays: dict[str, Any] = {"settings": json.dumps(settings), "seed": seed, "y": y, **tables}
+        np.savez(request, **arrays)
         done = subprocess.run([python, __file__, str(request)], capture_output=True, text=True)
     if done.returncode:
         raise RuntimeError(done.stderr.strip().splitlines()[-1])

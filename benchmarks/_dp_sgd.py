@@ -29,8 +29,8 @@ def fits(X: Any, y: np.ndarray, X_test: Any, epsilon: float, regression: bool, s
     X, X_test = _with_constant(X), _with_constant(X_test)
     centre, unit = (y.mean(), y.std()) if regression else (0.0, 1.0)
     loss = pg.Loss("quantile", 0.5) if regression else pg.Loss("logistic")
-    norms = linalg.norm(X, axis=1) if sparse.issparse(X) else np.linalg.norm(X, axis=1)
-    norm = float(np.median(norms))
+    norms = linalg.norm if isinstance(X, sparse.csr_array) else np.linalg.norm
+    norm = float(np.median(norms(X, axis=1)))
 
     def margins(radius: float, step_size: float) -> np.ndarray:
         result = pg.minimize(
@@ -39,13 +39,14 @@ def fits(X: Any, y: np.ndarray, X_test: Any, epsilon: float, regression: bool, s
             batch_size=y.size // 20, steps=300, step_size=step_size / norm, random_state=seed,
             progress=False, threads=1,
         )  # fmt: skip
-        return X_test @ result.x * unit + centre
+        return np.asarray(X_test @ result.x * unit + centre)
 
     return margins
 
 
 def _with_constant(X: Any) -> Any:
     one = np.ones((X.shape[0], 1))
-    if sparse.issparse(X):
-        return sparse.hstack([X, one], format="csr", dtype=np.float32)
+    if not isinstance(X, np.ndarray):
+        blocks = [sparse.csr_array(part) for part in (X, one)]
+        return sparse.hstack(blocks, format="csr", dtype=np.float32)
     return np.hstack([X, one], dtype=np.float32, casting="same_kind")

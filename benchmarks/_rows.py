@@ -21,7 +21,7 @@ class Row:
     note: str = ""
 
     def __str__(self) -> str:
-        mean, sd = _number(np.mean(self.values)), _number(np.std(self.values))
+        mean, sd = (_number(float(f(self.values))) for f in (np.mean, np.std))
         epsilon = "none" if self.epsilon is None else f"{self.epsilon:g}"
         start = f"{self.data:12} {epsilon:5} {self.contestant:18} {self.metric:18}"
         return f"{start} {mean:>9} ± {sd:<9} {self.note}".rstrip()

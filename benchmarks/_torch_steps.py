@@ -31,7 +31,7 @@ def compare(task: str, contestants: tuple[str, ...], turns: int, steps: int) -> 
                 print(f"{task}, {name}: {shown.stderr.strip().splitlines()[-1]}", file=sys.stderr)
             else:
                 results[name].append(json.loads(shown.stdout.strip().splitlines()[-1]))
-    table = {}
+    table: dict[str, Any] = {}
     for name, found in results.items():
         if any("error" in result for result in found):
             table[name] = {"error": True}

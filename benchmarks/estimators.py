@@ -139,7 +139,7 @@ def formed(X: Any, X_test: Any, form: str) -> tuple[Any, Any]:
 
 
 def _dense(X: Any) -> np.ndarray:
-    return X.toarray() if sparse.issparse(X) else X
+    return np.asarray(X.toarray() if hasattr(X, "toarray") else X)
 
 
 def constant(task: Task, seeds: range) -> Row:

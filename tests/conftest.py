@@ -25,7 +25,40 @@ settings.register_profile(
     derandomize=True,
     suppress_health_check=[HealthCheck.too_slow],
 )
+settings.register_profile("fast", settings.get_profile("default"), max_examples=6)
 settings.load_profile("default")
+
+# What `make fast` leaves out. Its hypothesis profile tries fewer examples of the rest.
+SLOW = (
+    "tests/estimators/test_estimators.py::test_scikit_learns_own_checks",
+    "tests/experiments/",
+    "tests/fitting/",
+    "tests/glm/test_gradients.py::test_the_fast_path_equals_the_slow_loop",
+    "tests/golden/",
+    "tests/privacy/test_filters.py",
+    "tests/privacy/test_ledger.py::test_a_killed_process",
+    "tests/privacy/test_ledger.py::test_eight_processes",
+    "tests/queries/test_evaluation.py",
+    "tests/queries/test_moments.py",
+    "tests/report/test_browser.py",
+    "tests/report/test_reports.py",
+    "tests/test_fuzz_tables.py",
+    "tests/torch/guards/",
+    "tests/torch/per_example/",
+    "tests/torch/test_charging.py::test_no_loop_releases_more_than_is_charged",
+    "tests/torch/test_distributed.py",
+    "tests/torch/test_engine.py::test_accounts_agree_with_opacus",
+    "tests/torch/test_examples.py",
+    "tests/torch/test_learned_scales.py",
+    "tests/torch/test_models.py",
+    "tests/torch/test_opacus_scripts.py",
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.nodeid.startswith(SLOW):
+            item.add_marker(pytest.mark.slow)
 
 
 @pytest.fixture(autouse=True)

@@ -129,7 +129,7 @@ def case_of(seed: int, losses: Any = LOSSES, finite: bool = False) -> Case:
     loss = pg.Loss(name, parameter)
     outputs = int(rng.integers(2, 5)) if loss.multiclass else 1
     n, dim = int(rng.integers(1, 7)), int(rng.choice([1, 2, 3, 5, 17, 40]))
-    dtype = rng.choice([np.float32, np.float64])
+    dtype = (np.float32, np.float64)[rng.choice(2)]
     x = rng.standard_normal(dim * outputs) * 10.0 ** rng.integers(-3, 4)
     if rng.random() < 0.4:
         x = rng.integers(-3, 4, dim * outputs).astype(float)
@@ -421,7 +421,7 @@ def test_minimisations_of_neighbouring_tables_stay_within_the_sensitivity(name, 
         arguments["ellipsoid"] = pg.Ellipsoid.ball(case.x.size, 10.0 ** rng.uniform(-2, 2))
     y = None if case.loss.name == "linear" else case.y
     if case.loss.multiclass:
-        y[-1] = case.outputs - 1  # so that the number of classes is what the case says
+        case.y[-1] = case.outputs - 1  # so that the number of classes is what the case says
     logs: list[Log] = []
     refused: list[str] = []
     for X in (case.X, case.without(seed % n)):

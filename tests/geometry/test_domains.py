@@ -110,7 +110,7 @@ def test_the_whole_space_has_no_diameter():
 
 
 def test_boxes_take_vectors():
-    box = pg.Box([-1.0, 0.0], 2.0)
+    box = pg.Box(np.array([-1.0, 0.0]), 2.0)
     assert box.project([-5.0, -5.0]).tolist() == [-1.0, 0.0]
     assert box.project([5.0, 5.0]).tolist() == [2.0, 2.0]
     assert box.euclidean_diameter(2) == pytest.approx(np.sqrt(13))
@@ -120,12 +120,12 @@ def test_boxes_take_vectors():
     ("make", "message"),
     [
         (lambda: pg.Box(1, -1), "low <= high"),
-        (lambda: pg.Box([0, 0], [1, 1, 1]), "one length"),
+        (lambda: pg.Box(np.zeros(2), np.ones(3)), "one length"),
         (lambda: pg.L2Ball(0), "radius > 0"),
         (lambda: pg.L1Ball(-1), "radius > 0"),
-        (lambda: pg.Simplex("x"), "number"),
+        (lambda: pg.Simplex("x"), "number"),  # type: ignore[arg-type]
         (lambda: pg.L2Ball(1).project([1.0, 2.0], [1.0, 0.0]), r"metric\[1\]=0.0"),
-        (lambda: pg.Box([0.0, 0.0], 1.0).project([1.0, 2.0, 3.0]), "2 coordinates"),
+        (lambda: pg.Box(np.zeros(2), 1.0).project([1.0, 2.0, 3.0]), "2 coordinates"),
         (lambda: pg.Box(0, 1).project([1.0, 2.0], out=np.empty(1)), r"out of shape \(2,\)"),
         (lambda: pg.L2Ball(1).project([1.0, 2.0], [1.0]), r"shape \(2,\)"),
     ],

@@ -118,14 +118,14 @@ def test_a_ball_clips_the_euclidean_norm_either_way(rows, radius):
 
 
 def test_norms_neither_overflow_nor_underflow():
-    ellipsoid = pg.Ellipsoid([1.0, 4.0], 1.0)
+    ellipsoid = pg.Ellipsoid(np.array([1.0, 4.0]), 1.0)
     assert ellipsoid.norm([3e200, 2e200]) == pytest.approx(5e200)
     assert ellipsoid.norm([3e-200, 2e-200]) == pytest.approx(5e-200)
     assert ellipsoid.project([3e200, 2e200]) == pytest.approx([0.6, 0.4])
 
 
 def test_noise_std_is_radius_over_root_scale():
-    assert pg.Ellipsoid([4.0, 0.25], 3.0).noise_std.tolist() == [1.5, 6.0]
+    assert pg.Ellipsoid(np.array([4.0, 0.25]), 3.0).noise_std.tolist() == [1.5, 6.0]
 
 
 @pytest.mark.parametrize(
@@ -153,4 +153,4 @@ def test_wrong_rows_say_why():
     with pytest.raises(ValueError, match=r"\(m, 3\) or \(3,\), found shape \(2,\)"):
         ellipsoid.norm([1.0, 2.0])
     with pytest.raises(ValueError, match="radial, euclidean; found 'oblique'"):
-        ellipsoid.project([1.0, 2.0, 3.0], how="oblique")
+        ellipsoid.project([1.0, 2.0, 3.0], how="oblique")  # type: ignore[arg-type]

@@ -39,7 +39,7 @@ def bounded_sum(gradients, x, batch, ellipsoid, grid, projection="radial", pool=
     return units, counts
 
 
-def slow_gradient(gradients, row, x, target):
+def slow_gradient(gradients: GlmGradients, row, x, target):
     """One example's gradient, written out."""
     if gradients.loss.name not in MULTICLASS:
         return slope(*gradients.loss.key, float(row @ x), target) * row
@@ -272,7 +272,7 @@ def test_rows_that_are_not_finite_count_and_contribute_nothing(loss, layout, pro
             )
         assert counts[1] == batch.size - finite.sum()
         sums.append(total)
-    assert np.array_equal(*sums)
+    assert np.array_equal(sums[0], sums[1])
 
 
 @pytest.mark.parametrize("projection", PROJECTIONS)
@@ -348,7 +348,7 @@ def test_rows_near_the_largest_double_never_poison_the_sum(projection, layout):
     gradients = gradients_of(pg.Loss("huber", 1.35), X, np.array([-9.0, 0.5, 9.0]), layout)
     batch = np.arange(3)
     for radius in (1e-3, 1.0, 1e3, 1e10, 1e250):
-        ellipsoid = pg.Ellipsoid([1.0, 0.3], radius)
+        ellipsoid = pg.Ellipsoid(np.array([1.0, 0.3]), radius)
         units, counts = bounded_sum(gradients, np.ones(2), batch, ellipsoid, 2.0**-30, projection)
         assert np.isfinite(units).all()
         each = [

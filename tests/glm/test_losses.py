@@ -30,7 +30,7 @@ def targets_for(loss: pg.Loss, number: float) -> float:
 
 @pytest.mark.parametrize("loss", CASES, ids=str)
 @given(margin=MARGINS, other=MARGINS, number=MARGINS)
-def test_the_slope_is_a_subgradient(loss, margin, other, number):
+def test_the_slope_is_a_subgradient(loss: pg.Loss, margin, other, number):
     """ℓ(m') ≥ ℓ(m) + ℓ'(m)(m' - m): which also makes every loss convex."""
     target = targets_for(loss, number)
     here, there = loss.value([margin, other], [target, target])
@@ -38,7 +38,7 @@ def test_the_slope_is_a_subgradient(loss, margin, other, number):
 
 
 @pytest.mark.parametrize("loss", CASES, ids=str)
-def test_bad_numbers_give_nan_and_huge_ones_do_not(loss):
+def test_bad_numbers_give_nan_and_huge_ones_do_not(loss: pg.Loss):
     target = targets_for(loss, 1.0)
     if loss.name != "linear":
         assert np.isnan(slope(*loss.key, np.nan, target))
@@ -167,7 +167,7 @@ def test_wrong_losses_and_labels_say_why(make, message):
 @pytest.mark.parametrize(
     "loss", [pg.Loss("quantile", 0.1), pg.Loss("quantile", 0.9), pg.Loss("huber", 0.3)]
 )
-def test_no_slope_is_beyond_the_lipschitz_constant_and_one_attains_it(loss):
+def test_no_slope_is_beyond_the_lipschitz_constant_and_one_attains_it(loss: pg.Loss):
     slopes = [abs(slope(*loss.key, margin, 0.0)) for margin in (-5.0, -0.1, 0.0, 0.1, 5.0)]
     assert max(slopes) == loss.lipschitz
 

@@ -1,4 +1,5 @@
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from privagrad.glm.losses import LOSSES
 from privagrad.glm.minimizers import RegularizedRisk
 from privagrad.glm.rows import as_rows
 from privagrad.methods import Setting, oracle
-from privagrad.privacy.events import ObjectiveEvent
+from privagrad.privacy.events import ObjectiveEvent, SelectEvent
 from privagrad.privacy.mechanism import GaussianSum
 from privagrad.privacy.noise import RandomSource
 from tests.statistics import scale_accepted
@@ -151,7 +152,8 @@ def test_the_cover_hides_the_grid_of_the_noise_in_the_objective(noise):
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(oracle, "GaussianSum", Recorded)
-        source = RandomSource((Fixed(),) * 4, None, True)
+        fixed: Any = Fixed()
+        source = RandomSource((fixed,) * 4, fixed, True)
         oracle.GradientOracle(gradients, setting, source, None).minimum(ridge, 0.1, 200.0)
     (tilted, _, tilts), (cover, units, shape) = made
     declared = shape.radius / cover.batch_size
@@ -189,7 +191,7 @@ def test_minimisers_survive_any_row(method, sparse):
 def test_perturbed_minimisers_have_the_noise_they_pay_for(method):
     """Rows of zeros: output noise has std z Δ; noise b in the objective moves x by -b/Λ."""
     rows, dim = 100, 400
-    arguments = {
+    arguments: dict[str, Any] = {
         "method": method, "epsilon": 1.0, "delta": 1e-4, "ellipsoid": pg.Ellipsoid.ball(dim, 0.5),
         "step_size": 0.3,
     }  # fmt: skip
@@ -197,8 +199,10 @@ def test_perturbed_minimisers_have_the_noise_they_pay_for(method):
         pg.minimize("logistic", np.zeros((rows, dim)), np.ones(rows), **arguments)
         for _ in range(20)
     ]
-    noise = draws[0].privacy.events[-1].noise_multiplier
-    rule = pg.methods.METHODS[method]
+    event = draws[0].privacy.events[-1]
+    assert not isinstance(event, SelectEvent)
+    noise = event.noise_multiplier
+    rule: Any = pg.methods.METHODS[method]
     setting = pg.methods.Setting(
         dim, 1, rows, noise, pg.WholeSpace(), arguments["ellipsoid"], None, rows, 0.3, 1.0
     )

@@ -1,3 +1,5 @@
+from typing import Any
+
 import numpy as np
 import pandas as pd
 import polars as pl
@@ -7,12 +9,24 @@ from scipy import sparse
 from privagrad.glm.rows import DenseRows, SparseRows, as_rows, as_targets
 
 
+def dense_rows(X: Any) -> DenseRows:
+    rows = as_rows(X)
+    assert isinstance(rows, DenseRows)
+    return rows
+
+
+def sparse_rows(X: Any) -> SparseRows:
+    rows = as_rows(X)
+    assert isinstance(rows, SparseRows)
+    return rows
+
+
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_floats_in_c_order_and_canonical_csr_are_not_copied(dtype):
     X = np.arange(6, dtype=dtype).reshape(3, 2)
-    assert np.shares_memory(as_rows(X).array, X)
+    assert np.shares_memory(dense_rows(X).array, X)
     matrix = sparse.csr_array(X)
-    assert np.shares_memory(as_rows(matrix).data, matrix.data)
+    assert np.shares_memory(sparse_rows(matrix).data, matrix.data)
 
 
 @pytest.mark.parametrize(
@@ -35,21 +49,22 @@ def test_all_kinds_of_tables_become_the_same_rows(X):
 
 
 def test_a_frame_of_float32_stays_float32():
-    assert as_rows(pd.DataFrame({"a": np.float32([1]), "b": np.float32([2])})).array.dtype == "f4"
+    frame = pd.DataFrame(np.ones((1, 2), np.float32), columns=["a", "b"])
+    assert dense_rows(frame).array.dtype == np.float32
 
 
 def test_entries_stored_twice_are_summed_even_if_the_flag_says_otherwise():
     """Two entries 3 and 3 at one place are a 6: their norm is 6, not sqrt(18)."""
     matrix = sparse.csr_array((np.array([3.0, 3.0]), np.array([1, 1]), np.array([0, 2])), (1, 2))
     matrix.has_canonical_format = True
-    rows = as_rows(matrix)
+    rows = sparse_rows(matrix)
     assert rows.data.tolist() == [6.0]
     assert matrix.data.tolist() == [3.0, 3.0], "the user's matrix stays as it was"
 
 
 def test_columns_out_of_order_are_sorted():
     matrix = sparse.csr_array((np.array([3.0, 5.0]), np.array([1, 0]), np.array([0, 2])), (1, 2))
-    rows = as_rows(matrix)
+    rows = sparse_rows(matrix)
     assert rows.indices.tolist() == [0, 1]
     assert rows.data.tolist() == [5.0, 3.0]
 
@@ -125,14 +140,16 @@ def test_standardized_rows_are_their_formula(dtype, constant):
             assert np.array_equal(array, copy), "the user's table stays as it was"
         untouched = rows.standardized(np.zeros(4), np.ones(4), False)
         assert dense(untouched) == pytest.approx(X)
-    assert as_rows(X).standardized(centre, unit, constant).array.dtype == dtype
+    assert dense_rows(X).standardized(centre, unit, constant).array.dtype == dtype
 
 
 def test_standardized_sparse_columns_keep_their_zeros():
-    matrix = sparse.random_array((50, 6), density=0.1, rng=0, format="csr")
-    moved = as_rows(matrix).standardized(np.zeros(6), np.full(6, 2.0), True)
+    matrix = sparse.csr_array(sparse.random_array((50, 6), density=0.1, rng=0))
+    moved = sparse_rows(matrix).standardized(np.zeros(6), np.full(6, 2.0), True)
     assert moved.data.size == matrix.nnz + 50
-    centred = as_rows(matrix).standardized(np.array([1.0, 0, 0, 0, 0, 0]), np.full(6, 2.0), False)
+    centred = sparse_rows(matrix).standardized(
+        np.array([1.0, 0, 0, 0, 0, 0]), np.full(6, 2.0), False
+    )
     assert centred.data.size == 50 + matrix[:, 1:].nnz
 
 

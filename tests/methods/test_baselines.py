@@ -20,11 +20,27 @@ from privagrad.methods.mirror_descent import MirrorDescent, from_mirror, to_mirr
 from privagrad.methods.sgd import DPSGD
 from privagrad.methods.subspace_adagrad import SubspaceAdaGrad
 
+NO_ROWS = np.arange(0)
 BASELINES = [AdaCliP(), GEP(rank=6), SubspaceAdaGrad(rank=6), MirrorDescent()]
 named = pytest.mark.parametrize("method", BASELINES, ids=lambda method: method.name)
 
 
-class Fixed:
+class GivenGradients:
+    """An oracle that has no rows: a test gives the gradients."""
+
+    loss = Loss("linear")
+
+    def bounded(self, x, batch, ellipsoid):
+        raise AssertionError("not asked for in these tests")
+
+    def private_mean_of(self, x, batch, transform, dim):
+        raise AssertionError("not asked for in these tests")
+
+    def minimum(self, ridge, smoothing, cover=None):
+        raise AssertionError("not asked for in these tests")
+
+
+class Fixed(GivenGradients):
     """An oracle without noise on gradients that are given, with a batch of its expected size.
 
     `transforms` keeps what it was asked to map by.
@@ -44,7 +60,7 @@ class Fixed:
         return vectors.mean(axis=0)
 
 
-class Stream:
+class Stream(GivenGradients):
     """An oracle that draws normal gradients of known mean and deviation, bounds and adds noise."""
 
     def __init__(self, mean, deviation, batch_size, noise):
@@ -135,7 +151,7 @@ def test_adaclip_forgets_neither_the_batch_size_nor_the_noise():
         state = method.start(setting(4, batch_size=batch_size, noise=noise, radius=10.0))
         oracle, x, seen = Stream(0.0, 0.5, batch_size, noise), np.zeros(4), []
         for _ in range(5000):
-            method.step(state, x, method.gradient(state, oracle, x, None), 0.1)
+            method.step(state, x, method.gradient(state, oracle, x, NO_ROWS), 0.1)
             seen.append(state.variance)
         # The mean of 20,000 estimates, each off by √2 (s² + (z·radius)²/batch_size).
         error = math.sqrt(2 / 20_000) * (0.25 + (noise * 10.0) ** 2 / batch_size)
@@ -158,7 +174,7 @@ def test_adaclip_returns_the_mean_gradient_where_nothing_is_clipped(data, dim):
     method, oracle, x = AdaCliP(), Fixed(gradients), np.zeros(dim)
     state = method.start(setting(dim, batch_size=5))
     for _ in range(3):
-        gradient = method.gradient(state, oracle, x, None)
+        gradient = method.gradient(state, oracle, x, NO_ROWS)
         assert gradient == pytest.approx(gradients.mean(axis=0), rel=1e-9, abs=1e-12)
         method.step(state, x, gradient, 0.1)
 
@@ -255,7 +271,7 @@ def test_gep_asks_for_the_split_in_its_public_subspace():
     method, oracle, x = GEP(rank=2, residual_ratio=0.3), Fixed(gradients), np.zeros(5)
     rows = rng.standard_normal((30, 2)) @ basis.T
     state = method.start(setting(5, batch_size=8, radius=0.5, public=public_rows(rows)))
-    gradient = method.gradient(state, oracle, x, None)
+    gradient = method.gradient(state, oracle, x, NO_ROWS)
     (transform,) = oracle.transforms
     assert bounds_both_parts(transform, gradients, 2)
     inside = gradients @ basis @ basis.T
@@ -289,7 +305,7 @@ def test_subspace_adagrad_is_full_matrix_adagrad(rank):
     method, x = SubspaceAdaGrad(rank=rank), np.zeros(5)
     state = method.start(setting(5, public=rows))
     for g, expected in zip(gradients, full_matrix_adagrad(gradients, basis, 0.3), strict=True):
-        method.step(state, x, method.gradient(state, Fixed(g[None]), x, None), 0.3)
+        method.step(state, x, method.gradient(state, Fixed(g[None]), x, NO_ROWS), 0.3)
         assert x == pytest.approx(expected, rel=1e-6, abs=1e-9)
     assert x - basis @ (basis.T @ x) == pytest.approx(np.zeros(5), abs=1e-12)
 
@@ -299,7 +315,7 @@ def test_subspace_adagrad_stays_still_where_it_saw_nothing():
     state = method.start(setting(3, public=public_rows(np.eye(3))))
     for gradient, moved in [([0, 0, 0], [1, 1, 1]), ([0, -4.0, 0], [1, 1.5, 1])]:
         rows = np.array([gradient], dtype=float)
-        method.step(state, x, method.gradient(state, Fixed(rows), x, None), 0.5)
+        method.step(state, x, method.gradient(state, Fixed(rows), x, NO_ROWS), 0.5)
         assert x == pytest.approx(np.array(moved), rel=1e-12)
 
 
@@ -307,7 +323,7 @@ def test_a_ridge_shortens_subspace_adagrads_steps():
     method, x = SubspaceAdaGrad(rank=2, ridge=16.0), np.zeros(2)
     state = method.start(setting(2, public=public_rows(np.eye(2))))
     rows = np.array([[0.0, 3.0]])
-    method.step(state, x, method.gradient(state, Fixed(rows), x, None), 1.0)
+    method.step(state, x, method.gradient(state, Fixed(rows), x, NO_ROWS), 1.0)
     assert x == pytest.approx(np.array([0.0, -3 / 5]))
 
 
@@ -319,7 +335,7 @@ def test_subspace_adagrad_keeps_its_first_basis():
     state = method.start(setting(4, public=public))
     bases = []
     for point in (0.0, 5.0, -3.0):
-        method.gradient(state, Fixed(np.ones((1, 4))), np.full(4, point), None)
+        method.gradient(state, Fixed(np.ones((1, 4))), np.full(4, point), NO_ROWS)
         bases.append(state.basis)
     assert bases[0] is bases[1] is bases[2]
 

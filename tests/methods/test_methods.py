@@ -6,6 +6,9 @@ import pytest
 import privagrad as pg
 from privagrad.experiments.problems import absolute_regression
 from privagrad.methods import METHODS, Setting
+from privagrad.methods.adagrad import DPAdaGrad
+from privagrad.methods.pagan import PAGAN
+from privagrad.methods.sgd import DPSGD
 
 PRIVATE = [name for name, method in METHODS.items() if method.shape != "none"]
 # The non-private method each private one becomes at epsilon = inf, where it has a name.
@@ -170,11 +173,11 @@ def test_steps_follow_the_papers_algorithms(method):
         assert x == pytest.approx(expected, rel=1e-9, abs=1e-12)
 
 
-@pytest.mark.parametrize("method", ["dp-adagrad", "pagan"])
-def test_a_head_start_is_a_part_of_the_noise_to_come(method):
+@pytest.mark.parametrize("kind", [DPAdaGrad, PAGAN])
+def test_a_head_start_is_a_part_of_the_noise_to_come(kind):
     """x₁ = x₀ - α g/sqrt(h T s² + g²), s the noise of one step: radius/sqrt(scale) · z/b."""
-    rule = type(METHODS[method])(head_start=0.25)
-    ellipsoid = pg.Ellipsoid([1.0, 4.0, 100.0], 2.0)
+    rule = kind(head_start=0.25)
+    ellipsoid = pg.Ellipsoid(np.array([1.0, 4.0, 100.0]), 2.0)
     setting = Setting(3, 50, 8, 1.5, pg.WholeSpace(), ellipsoid)
     g, x = np.array([0.3, -2.0, 0.0]), np.ones(3)
     noise = 1.5 / 8 * np.array([2.0, 1.0, 0.2])
@@ -188,15 +191,15 @@ def test_a_head_start_is_a_part_of_the_noise_to_come(method):
     assert x == pytest.approx(1 - 0.7 * g / root - 0.7 * g / later)
 
 
-@pytest.mark.parametrize("method", ["dp-adagrad", "pagan"])
-def test_without_noise_a_head_start_is_none(method):
-    ahead = run(type(METHODS[method])(head_start=0.5), epsilon=float("inf"))
-    assert np.array_equal(ahead.last, run(method, epsilon=float("inf")).last)
-    private = run(type(METHODS[method])(head_start=0.5), epsilon=1.0)
-    assert not np.array_equal(private.last, run(method).last)
+@pytest.mark.parametrize("kind", [DPAdaGrad, PAGAN])
+def test_without_noise_a_head_start_is_none(kind):
+    ahead = run(kind(head_start=0.5), epsilon=float("inf"))
+    assert np.array_equal(ahead.last, run(kind.name, epsilon=float("inf")).last)
+    private = run(kind(head_start=0.5), epsilon=1.0)
+    assert not np.array_equal(private.last, run(kind.name).last)
 
 
-class _Careless(type(METHODS["dp-sgd"])):
+class _Careless(DPSGD):
     """Asks for gradients without saying what to bound them to."""
 
     name = "careless"
@@ -205,7 +208,7 @@ class _Careless(type(METHODS["dp-sgd"])):
         return oracle.bounded(x, batch, None)
 
 
-class _Greedy(type(METHODS["dp-sgd"])):
+class _Greedy(DPSGD):
     """Averages two noisy gradients of one batch, of which the plan knows one."""
 
     name = "greedy"

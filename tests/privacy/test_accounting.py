@@ -1,5 +1,6 @@
 import math
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -8,10 +9,11 @@ from scipy.special import ndtr
 
 import privagrad as pg
 from privagrad.privacy.accounting import _calibrated
+from privagrad.privacy.events import SelectEvent
 from privagrad.privacy.privacy_loss import fixed_size_tails
 from privagrad.privacy.sampling import SAMPLINGS
 
-SETTINGS = [
+SETTINGS: list[dict[str, Any]] = [
     {"epsilon": 1.0, "delta": 1e-5, "n_examples": 5000, "batch_size": 70, "steps": 1000},
     {"epsilon": 0.1, "delta": 1e-6, "n_examples": 5000, "batch_size": 70, "steps": 5102},
     {"epsilon": 8.0, "delta": 1e-7, "n_examples": 60_000, "batch_size": 600, "steps": 500},
@@ -32,7 +34,9 @@ def test_calibration_ends_on_the_safe_side_and_close(setting, sampling):
     spent = plan.epsilon(setting["delta"])
     assert spent <= setting["epsilon"]
     assert spent >= 0.993 * setting["epsilon"]
-    noisier = replace(plan.events[-1], noise_multiplier=plan.noise_multiplier * 2 / 3)
+    (event,) = plan.events
+    assert isinstance(event, pg.GaussianEvent)
+    noisier = replace(event, noise_multiplier=plan.noise_multiplier * 2 / 3)
     assert pg.PrivacyPlan((noisier,)).epsilon(setting["delta"]) > 1.2 * setting["epsilon"]
 
 
@@ -156,10 +160,9 @@ def test_further_events_are_paid_from_the_same_budget():
     moments = pg.GaussianEvent(8.0, 3, purpose="moments")
     alone = pg.PrivacyPlan.calibrate(**SETTINGS[0])
     both = pg.PrivacyPlan.calibrate(**SETTINGS[0], other_events=[moments])
-    assert both.events == (
-        moments,
-        replace(alone.events[0], noise_multiplier=both.noise_multiplier),
-    )
+    (event,) = alone.events
+    assert isinstance(event, pg.GaussianEvent)
+    assert both.events == (moments, replace(event, noise_multiplier=both.noise_multiplier))
     assert both.noise_multiplier > 1.02 * alone.noise_multiplier
     assert 0.993 <= both.epsilon(1e-5) <= 1.0
     forgotten = pg.PrivacyPlan(both.events[1:])
@@ -233,3 +236,18 @@ def test_wrong_plans_say_why(change, message):
 def test_a_large_delta_is_pointed_out():
     with pytest.warns(UserWarning, match="publishes one random row"):
         pg.PrivacyPlan.calibrate(**{**SETTINGS[0], "delta": 2e-4})
+
+
+def test_a_selection_has_no_single_noise_multiplier():
+    chosen = SelectEvent((pg.GaussianEvent(30.0),), 3.0)
+    with pytest.raises(ValueError, match="found a selection"):
+        pg.PrivacyPlan((chosen,)).noise_multiplier  # noqa: B018
+
+
+def test_a_report_says_that_the_user_vouches():
+    report = pg.minimize(
+        "linear", np.ones((20, 1)), epsilon=1.0, delta=1e-3, ellipsoid=pg.Ellipsoid.ball(1, 1.0),
+        domain=pg.Box(-1, 1), batch_size=5, steps=2,
+    ).privacy  # fmt: skip
+    assert "vouches" not in str(report)
+    assert "the user vouches" in str(replace(report, verified=False))

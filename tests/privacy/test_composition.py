@@ -362,8 +362,10 @@ def test_a_count_costs_as_much_as_that_many_events(event):
 @settings(max_examples=30, deadline=None)
 @given(
     st.one_of(
-        st.lists(st.sampled_from(kinds), min_size=1, max_size=7)
-        for kinds in (ZERO_OUT, REPLACE_ONE, SELECTED)
+        [
+            st.lists(st.sampled_from(kinds), min_size=1, max_size=7)
+            for kinds in (ZERO_OUT, REPLACE_ONE, SELECTED)
+        ]
     )
 )
 def test_merged_events_cost_as_much_as_separate_ones(events):

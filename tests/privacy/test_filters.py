@@ -32,7 +32,7 @@ def steep(noise: float) -> Event:
     return GaussianEvent(noise, 1, "poisson", 1_000, 1)
 
 
-def training(noise: float) -> Event:
+def training(noise: float) -> GaussianEvent:
     return GaussianEvent(noise, 50, "poisson", 10_000, 100)
 
 

@@ -325,6 +325,30 @@ def test_mistakes_say_what_to_do(tmp_path: Path, ledger: Ledger) -> None:
         Ledger(broken).account("adult")
 
 
+def test_nothing_is_opened_without_a_name_or_reserved_without_events(ledger: Ledger) -> None:
+    with pytest.raises(ValueError, match="name for the data set"):
+        ledger.create(" ", 1.0, 1e-5)
+    with pytest.raises(ValueError, match="events to reserve"):
+        ledger.reserve("adult", [], "a fit")
+    assert ledger.history("adult") == []
+
+
+def test_without_a_file_no_content_has_an_owner(tmp_path: Path) -> None:
+    assert Ledger(tmp_path / "none.db").owners("a fingerprint") == []
+    assert not (tmp_path / "none.db").exists()
+
+
+def test_a_user_whom_the_system_does_not_know_is_unknown(
+    ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def nobody() -> str:
+        raise KeyError("getpwuid(): uid not found")
+
+    monkeypatch.setattr("getpass.getuser", nobody)
+    ledger.reserve("adult", [QUERY], "a fit")
+    assert [entry.user for entry in ledger.history("adult")] == ["unknown"]
+
+
 def test_the_place_can_be_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PRIVAGRAD_LEDGER", str(tmp_path / "mine.db"))
     assert default_path() == tmp_path / "mine.db"

@@ -1,6 +1,7 @@
 import math
 from concurrent.futures import ThreadPoolExecutor
 from fractions import Fraction
+from typing import Any
 
 import numpy as np
 import pytest
@@ -67,7 +68,7 @@ def test_releases_lie_on_the_grid():
 
 
 def test_the_sum_comes_through_unwhitened_over_the_expected_batch_size():
-    ellipsoid = Ellipsoid([1.0, 4.0, 100.0], 2.0)
+    ellipsoid = Ellipsoid(np.array([1.0, 4.0, 100.0]), 2.0)
     mechanism = GaussianSum(3, 1e-6, 5)
     units = np.array([1.0, 2.0, -3.0]) / mechanism.grid
     released = mechanism.release(units, ellipsoid, random_source())
@@ -96,7 +97,8 @@ class _Ones:
 @pytest.mark.parametrize("dim", [1, 30, 10_000])
 def test_the_noise_is_the_multiplier_times_the_sensitivity_to_the_last_unit(dim):
     mechanism = GaussianSum(dim, 3.0, 1)
-    source = RandomSource((_Ones(),), None, True)
+    ones: Any = _Ones()
+    source = RandomSource((ones,), ones, True)
     released = mechanism.release(np.zeros(dim), Ellipsoid.ball(dim, 1.0), source)
     expected = round(3.0 * (1 + math.sqrt(dim) * mechanism.grid) / mechanism.grid)
     assert set(released / mechanism.grid) == {expected}

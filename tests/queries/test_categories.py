@@ -1,6 +1,7 @@
 """Categories found in private rows: what shows, what stays hidden, what it costs."""
 
 from collections import Counter
+from typing import Any
 
 import numpy as np
 import pytest
@@ -105,7 +106,8 @@ def test_the_threshold_counts_the_grid(columns, n):
         def standard_normal(self, size):
             return np.full(size, quantile)
 
-    source = RandomSource((Quantile(),) * 4, None, True)
+    quantiles: Any = Quantile()
+    source = RandomSource((quantiles,) * 4, quantiles, True)
     counts = {f"c{k}": Counter(mine=1) for k in range(columns)}
     for noise in np.geomspace(0.4, 3.0, 23):
         event = GaussianEvent(noise, leak=1e-6)

@@ -65,7 +65,7 @@ def test_without_noise_it_is_the_exact_mean(name, loss, y, outputs, layout):
         norms = ball.norm(each) / ball.radius
         if name in ("huber", "quantile"):
             norms = loss.lipschitz * BALL.norm(X) / BALL.radius
-        assert found.clipped[k] == pytest.approx((norms > 1).mean(), abs=1e-6)
+        assert found.clipped[k] == pytest.approx(np.mean(norms > 1), abs=1e-6)
     if name in ("huber", "quantile"):
         assert found.score == pytest.approx(1 - losses.mean() / found.loss_cap, abs=1e-6)
         zero = np.minimum(loss.value(np.zeros(700), y), found.loss_cap).mean()
@@ -213,10 +213,8 @@ def test_public_limits_bound_the_units():
         assert trace is not None
         assert (trace.columns.unit <= limits).all()
     free = replace(problem, limits=None)
-    units = [
-        run_fit(free, plan, random_source(seed), False).trace.columns.unit for seed in range(5)
-    ]
-    assert (np.array(units) > limits).any()
+    traces = [run_fit(free, plan, random_source(seed), False).trace for seed in range(5)]
+    assert any((trace.columns.unit > limits).any() for trace in traces if trace is not None)
 
 
 def test_the_plan_pays_for_what_comes_before_it():

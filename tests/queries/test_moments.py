@@ -154,10 +154,8 @@ def test_the_queries_have_the_noise_that_the_report_names(sampling):
     events = result.privacy.events
     assert [event.purpose for event in events] == ["ranges", "moments", "gradients"]
     released = [(query.dim, query.noise_multiplier, query.batch_size) for query, _, _ in made]
-    assert released == [
-        (6 * queries.OCTAVES, events[0].noise_multiplier, 400),
-        (2 * 6, events[1].noise_multiplier, 400),
-    ]
+    ranges, squares = (e.noise_multiplier for e in events[:2] if isinstance(e, GaussianEvent))
+    assert released == [(6 * queries.OCTAVES, ranges, 400), (2 * 6, squares, 400)]
     assert result.privacy.epsilon <= 2.0
     assert result.privacy.epsilon == pg.PrivacyPlan(events).epsilon(1e-4)
     assert pg.PrivacyPlan(events[1:]).epsilon(1e-4) < 0.99 * result.privacy.epsilon
@@ -444,7 +442,7 @@ def test_algorithm3s_published_noise_is_there_and_gives_less():
         1.06e-5, rel=0.01
     )
     with pytest.raises(ValueError, match="accountant, paper"):
-        moments.algorithm3(np.ones((100, 1)), 2.0, 1.0, 1e-6, random_source(0), noise="none")
+        moments.algorithm3(np.ones((100, 1)), 2.0, 1.0, 1e-6, random_source(0), noise="none")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("strange", [np.nan, np.inf, -np.inf, 1e300])

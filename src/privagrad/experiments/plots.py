@@ -13,7 +13,12 @@ COLOURS = ("#000000", "#0072B2", "#D55E00", "#E69F00", "#009E73", "#CC79A7", "#5
 
 def figure(panels: int, width: float, height: float) -> tuple[Any, list[Any]]:
     """A figure with this many panels side by side, sharing the vertical axis."""
-    from matplotlib.figure import Figure
+    try:
+        from matplotlib.figure import Figure
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError(
+            "Expected Matplotlib for plots, found none: pip install 'privagrad[plots]'."
+        ) from error
 
     fig = Figure(figsize=(width, height), layout="constrained")
     grid = fig.subplots(1, panels, sharey=True, squeeze=False)[0]
