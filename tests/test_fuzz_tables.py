@@ -31,16 +31,19 @@ from privagrad.geometry.ellipsoid import PROJECTIONS
 from privagrad.glm.gradients import GlmGradients
 from privagrad.glm.losses import LOSSES
 from privagrad.glm.rows import as_rows
-from privagrad.linear import EVALUATION, Choices, Problem, plan_fit, run_fit
+from privagrad.linear import Choices, Problem, plan_fit, run_fit
 from privagrad.methods import METHODS, Setting
 from privagrad.methods.oracle import GradientOracle
-from privagrad.privacy.events import GaussianEvent
+from privagrad.privacy.events import training_event
 from privagrad.privacy.mechanism import GaussianSum
 from privagrad.privacy.noise import random_source
+from privagrad.privacy.releases import Releases
+from privagrad.privacy.sampling import Batches
 from privagrad.queries import columns as queries
 from privagrad.queries import evaluation, moments
-from privagrad.queries.categories import discover
+from privagrad.queries.categories import PURPOSE, discover
 from privagrad.queries.evaluation import evaluate
+from tests.releases import releases_at
 
 TIMES = int(os.environ.get("PRIVAGRAD_FUZZ_EXAMPLES", "1"))
 SEEDS = st.integers(0, 2**32 - 1)
@@ -174,7 +177,7 @@ def case_of(seed: int, losses: Any = LOSSES, finite: bool = False) -> Case:
 class Log:
     """What mechanisms were handed, and what they gave."""
 
-    releases: list[tuple[GaussianSum, np.ndarray, pg.Ellipsoid]] = field(default_factory=list)
+    releases: list[tuple[GaussianSum, np.ndarray, Any]] = field(default_factory=list)
     given: list[np.ndarray] = field(default_factory=list)
 
 
@@ -186,15 +189,15 @@ def recorded(played: Log | None = None) -> Any:
     """
     log, release = Log(), GaussianSum.release
 
-    def watched(self, units, ellipsoid, source, pool=None):
+    def watched(self, total, source, pool=None):
         number = len(log.releases)
-        log.releases.append((self, np.rint(units), ellipsoid))
+        log.releases.append((self, np.rint(total.memory), total.spans[0].unwhiten))
         if played is None:
-            release(self, units, ellipsoid, source, pool)
+            release(self, total, source, pool)
         else:
-            units[...] = played.given[number]
-        log.given.append(units.copy())
-        return units
+            total.memory[...] = played.given[number]
+        log.given.append(total.memory.copy())
+        return total.memory
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(GaussianSum, "release", watched)
@@ -215,8 +218,7 @@ def assert_neighbours(with_row: Log, without: Log) -> None:
         with_row.releases, without.releases, strict=True
     ):
         assert one == other
-        assert np.array_equal(shape.scale, same.scale)
-        assert shape.radius == same.radius
+        assert np.array_equal(shape, same)
         assert_within(units - rest, one)
 
 
@@ -242,16 +244,18 @@ def test_a_step_sums_what_rows_give_alone(name, seed):
     method, n = METHODS[name], len(case.X)
     batch = rng.integers(0, n, rng.integers(0, 90))
     shown = GlmGradients(case.loss, as_rows(case.public), case.public_y, case.outputs)
+    batches = Batches(100, int(rng.integers(1, 50)), 50)
+    plan = pg.PrivacyPlan((training_event(batches, 10.0 ** rng.uniform(-2, 3)),))
     setting = Setting(
-        case.x.size, 50, int(rng.integers(1, 50)), 10.0 ** rng.uniform(-2, 3), pg.WholeSpace(),
-        method.ellipsoid(case.ellipsoid), shown, 100,
+        case.x.size, batches, pg.WholeSpace(), plan, method.ellipsoid(case.ellipsoid), shown,
         projection=PROJECTIONS[rng.integers(len(PROJECTIONS))],
     )  # fmt: skip
     state = method.start(setting)
     size = setting.radius * 10.0 ** rng.uniform(-2, 1)
 
     def units(rows):
-        oracle = GradientOracle(case.gradients(), setting, random_source(0), None)
+        releases = Releases(plan, random_source(0))
+        oracle = GradientOracle(case.gradients(), setting, releases, None)
         kept = vars(state).copy()
         with recorded() as log, np.errstate(all="ignore"):
             method.gradient(state, oracle, case.x, rows)
@@ -260,7 +264,7 @@ def test_a_step_sums_what_rows_give_alone(name, seed):
         return mechanism, handed, oracle.diagnostics
 
     for _ in range(int(rng.integers(0, 3))):  # a state that has learned something
-        oracle = GradientOracle(shown, setting, random_source(0), None)
+        oracle = GradientOracle(shown, setting, Releases(plan, random_source(0)), None)
         with np.errstate(all="ignore"):
             method.gradient(state, oracle, case.x, np.arange(8))
             method.step(state, case.x.copy(), size * rng.standard_normal(case.x.size), 0.1)
@@ -287,32 +291,35 @@ def test_a_step_sums_what_rows_give_alone(name, seed):
 
 
 def ask_ranges(rows, noise, rng, source):
-    queries.private_ranges(rows, noise, source)
+    queries.private_ranges(rows, releases_at({"ranges": noise}, source), "ranges")
 
 
 def ask_moments(rows, noise, rng, source):
     scale = 2.0 ** rng.integers(-40, 41, rows.shape[1]).astype(float)
-    queries.whitened_moments(rows, scale, 10.0 ** rng.uniform(-1, 3), noise, source)
+    norm, releases = 10.0 ** rng.uniform(-1, 3), releases_at({"moments": noise}, source)
+    queries.whitened_moments(rows, scale, norm, releases, "moments")
 
 
 def ask_norms(rows, noise, rng, source):
     scale = 10.0 ** rng.uniform(-12, 12, rows.shape[1])
-    queries.private_norm(rows, scale, noise, source)
+    queries.private_norm(rows, scale, releases_at({"norms": noise}, source), "norms")
 
 
 def ask_columns(rows, noise, rng, source):
-    moments.private_columns(rows, [GaussianEvent(noise)] * 4, source, always=bool(rng.integers(2)))
+    noises = {share.purpose: noise for share in moments.COLUMNS.shares}
+    releases, always = releases_at(noises, source), bool(rng.integers(2))
+    moments.private_columns(rows, moments.COLUMNS, releases, always)
 
 
 def ask_bounded_columns(rows, noise, rng, source):
     low = rng.uniform(-9, 3, rows.shape[1])
     high = low + 10.0 ** rng.uniform(-9, 9, rows.shape[1])
-    moments.bounded_columns(rows, low, high, GaussianEvent(noise), source)
+    moments.bounded_columns(rows, (low, high), releases_at({"moments": noise}, source), "moments")
 
 
 def ask_algorithm3(rows, noise, rng, source):
     if not hasattr(rows, "array"):
-        return queries.private_ranges(rows, noise, source)
+        return ask_ranges(rows, noise, rng, source)
     ratio = 1 + 10.0 ** rng.uniform(-3, 3)
     return moments.algorithm3(rows.array, ratio, 1.0, 1e-6, source, rounds=3, noise="paper")
 
@@ -360,7 +367,7 @@ def test_an_evaluation_sums_what_rows_answer_alone(seed):
         with recorded() as log, pytest.MonkeyPatch.context() as patch:
             patch.setattr(evaluation, "_ROWS", chunk)
             gradients = GlmGradients(case.loss, case.rows(X), y, case.outputs)
-            evaluate(gradients, ellipsoid, path, None, GaussianEvent(2.0), random_source(0))
+            evaluate(gradients, ellipsoid, path, None, releases_at({"evaluation": 2.0}))
         return log
 
     whole = answers(case.X, case.y)
@@ -381,11 +388,11 @@ def test_categories_move_by_what_a_row_may_move(seed):
         name: count - Counter(rng.choice(["a", "b", "c", "-"])) for name, count in counts.items()
     }
     fewer = {name: Counter({v: count[v] for v in "abc"}) for name, count in fewer.items()}
-    event = GaussianEvent(10.0 ** rng.uniform(-2, 3), leak=1e-7)
+    noise = 10.0 ** rng.uniform(-2, 3)
     logs = []
     for table in (counts, fewer):
         with recorded() as log:
-            discover(table, n, event, random_source(0))
+            discover(table, n, releases_at({PURPOSE: noise}, leak=1e-7))
         logs.append(log)
     assert_neighbours(*logs)
 
@@ -464,10 +471,10 @@ def test_fits_of_neighbouring_tables_stay_within_the_sensitivity(seed):
             (low, high) if bounded else None,
         )  # fmt: skip
         with quiet():
-            plan = plan_fit(problem.facts, 3.0, 1e-3, Choices(steps=3), evaluation=EVALUATION)
+            plan = plan_fit(problem.facts, 3.0, 1e-3, Choices(steps=3), evaluated=True)
         with recorded(logs[0] if logs else None) as log, pytest.MonkeyPatch.context() as patch:
             patch.setattr("privagrad.linear.fit.repeated_spread", lambda *_: None)
-            run_fit(problem, plan, random_source(seed), False)
+            run_fit(problem, plan, plan.releases(random_source(seed)), False)
         logs.append(log)
     assert_neighbours(logs[0], logs[1])
     if plan.batches.sampling is None:

@@ -34,9 +34,11 @@ def gradients_of(
 
 
 def bounded_sum(gradients, x, batch, ellipsoid, grid, projection="radial", pool=None):
-    units = np.zeros(x.size)
-    counts = gradients.add_bounded(units, x, batch, ellipsoid, grid, projection, pool)
-    return units, counts
+    mechanism = GaussianSum(x.size, 1.0, 1.0)
+    vars(mechanism)["grid"] = grid
+    total = mechanism.sum()
+    gradients.add_bounded(total, x, batch, ellipsoid, projection, pool)
+    return total.memory, (total.clipped, total.nonfinite)
 
 
 def slow_gradient(gradients: GlmGradients, row, x, target):
@@ -398,6 +400,6 @@ def test_wrong_sizes_and_labels_are_refused_before_a_kernel_sees_them():
     with pytest.raises(ValueError, match="dimension 2, found 1"):
         bounded_sum(gradients, np.ones(2), np.arange(3), pg.Ellipsoid.ball(1, 1.0), 1.0)
     with pytest.raises(ValueError, match="2 coordinates, found 2 and 1"):
-        gradients.add_bounded(np.zeros(1), np.ones(2), np.arange(3), ball, 1.0)
+        gradients.add_bounded(GaussianSum(1, 1.0, 3).sum(), np.ones(2), np.arange(3), ball)
     with pytest.raises(ValueError, match="classes from 0 to 1"):
         pg.Loss("softmax").value([[0.0, 1.0]], [2])

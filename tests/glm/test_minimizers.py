@@ -14,9 +14,16 @@ from privagrad.glm.losses import LOSSES
 from privagrad.glm.minimizers import RegularizedRisk
 from privagrad.glm.rows import as_rows
 from privagrad.methods import Setting, oracle
-from privagrad.privacy.events import ObjectiveEvent, SelectEvent
+from privagrad.privacy.events import (
+    SOLVER_TOLERANCE,
+    GaussianEvent,
+    ObjectiveEvent,
+    SelectEvent,
+)
 from privagrad.privacy.mechanism import GaussianSum
 from privagrad.privacy.noise import RandomSource
+from privagrad.privacy.releases import Releases
+from privagrad.privacy.sampling import Batches
 from tests.statistics import scale_accepted
 
 SCALAR = [name for name in LOSSES if not pg.Loss(name).multiclass]
@@ -138,7 +145,9 @@ def test_the_cover_hides_the_grid_of_the_noise_in_the_objective(noise):
     n, dim, ridge, normal = 50, 3, 0.01, 0.123456789
     gradients = GlmGradients(pg.Loss("logistic"), as_rows(np.zeros((n, dim))), np.ones(n))
     ball = pg.Ellipsoid.ball(dim, 1.0)
-    setting = Setting(dim, 1, n, noise, pg.WholeSpace(), ball, None, n)
+    events = (ObjectiveEvent(noise, 0.1), GaussianEvent(200.0, purpose=SOLVER_TOLERANCE))
+    plan = pg.PrivacyPlan(events, training="objective")
+    setting = Setting(dim, Batches(n, n, 1), pg.WholeSpace(), plan, ball)
     made = []
 
     class Fixed:
@@ -146,21 +155,22 @@ def test_the_cover_hides_the_grid_of_the_noise_in_the_objective(noise):
             return np.full(size, normal)
 
     class Recorded(GaussianSum):
-        def release(self, units, ellipsoid, *rest):
-            made.append((self, units.copy(), ellipsoid))
-            return super().release(units, ellipsoid, *rest)
+        def release(self, total, *rest):
+            made.append((self, total.memory.copy(), total.spans[0].unwhiten[0]))
+            return super().release(total, *rest)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(oracle, "GaussianSum", Recorded)
         fixed: Any = Fixed()
         source = RandomSource((fixed,) * 4, fixed, True)
-        oracle.GradientOracle(gradients, setting, source, None).minimum(ridge, 0.1, 200.0)
-    (tilted, _, tilts), (cover, units, shape) = made
-    declared = shape.radius / cover.batch_size
+        asked = oracle.GradientOracle(gradients, setting, Releases(plan, source), None)
+        asked.perturbed_minimum(ridge, 0.1)
+    (tilted, _, tilt_radius), (cover, units, radius) = made
+    declared = radius / cover.batch_size
     released = units * cover.grid * declared
-    b = normal * noise * tilted.sensitivity * tilts.radius
+    b = normal * noise * tilted.sensitivity * tilt_radius
     tolerance = 0.0005 / n
-    grid = math.sqrt(dim) * tilted.grid * tilts.radius / tilted.batch_size
+    grid = math.sqrt(dim) * tilted.grid * tilt_radius / tilted.batch_size
     assert declared >= 2 * (tolerance + grid / (2 * n)) / ridge
     assert np.linalg.norm(released + b / (n * ridge)) <= declared / 2
     assert cover.sensitivity >= 1 + 2 * math.sqrt(dim) * cover.grid
@@ -203,8 +213,9 @@ def test_perturbed_minimisers_have_the_noise_they_pay_for(method):
     assert not isinstance(event, SelectEvent)
     noise = event.noise_multiplier
     rule: Any = pg.methods.METHODS[method]
+    plan = pg.PrivacyPlan(draws[0].privacy.events, training=event.purpose)
     setting = pg.methods.Setting(
-        dim, 1, rows, noise, pg.WholeSpace(), arguments["ellipsoid"], None, rows, 0.3, 1.0
+        dim, Batches(rows, rows, 1), pg.WholeSpace(), plan, arguments["ellipsoid"], step_size=0.3
     )
     if method == "output-perturbation":
         std = noise * (0.5 / rows) / rule.ridge(setting)

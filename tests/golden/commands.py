@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from privagrad.models import load_model
 from typer.testing import CliRunner
 
 from privagrad.cli import app
-from privagrad.models import load_model
 
 Recorded = dict[str, Any]
 ROWS = 1500

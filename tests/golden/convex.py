@@ -10,13 +10,13 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.sparse import csr_array
-
-import privagrad as pg
 from privagrad.events import ObjectiveEvent, SelectEvent
 from privagrad.moments import algorithm3
 from privagrad.noise import random_source
 from privagrad.sampling import batches
+from scipy.sparse import csr_array
+
+import privagrad as pg
 
 Vector = NDArray[np.float64]
 Recorded = dict[str, Any]

@@ -22,13 +22,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from privagrad.events import Event, ObjectiveEvent, SelectEvent
+from privagrad.ledger import Ledger
+from privagrad.models import load_model
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import privagrad as pg
-from privagrad.events import Event, ObjectiveEvent, SelectEvent
-from privagrad.ledger import Ledger
-from privagrad.models import load_model
 from privagrad.torch import PrivacyEngine
 from tests.golden import commands
 from tests.golden.deep import adagrad, seeded, summary, train

@@ -12,8 +12,8 @@ from shutil import copytree
 from typing import Any
 
 import pytest
-
 from privagrad.ledger import BudgetError, Ledger
+
 from privagrad.methods import METHODS
 from tests.golden import files, runs
 from tests.golden.comparison import differences

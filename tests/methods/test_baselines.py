@@ -19,6 +19,9 @@ from privagrad.methods.gep import GEP, join, split
 from privagrad.methods.mirror_descent import MirrorDescent, from_mirror, to_mirror
 from privagrad.methods.sgd import DPSGD
 from privagrad.methods.subspace_adagrad import SubspaceAdaGrad
+from privagrad.privacy.accounting import PrivacyPlan
+from privagrad.privacy.events import training_event
+from privagrad.privacy.sampling import Batches
 
 NO_ROWS = np.arange(0)
 BASELINES = [AdaCliP(), GEP(rank=6), SubspaceAdaGrad(rank=6), MirrorDescent()]
@@ -36,7 +39,10 @@ class GivenGradients:
     def private_mean_of(self, x, batch, transform, dim):
         raise AssertionError("not asked for in these tests")
 
-    def minimum(self, ridge, smoothing, cover=None):
+    def minimum(self, ridge, smoothing):
+        raise AssertionError("not asked for in these tests")
+
+    def perturbed_minimum(self, ridge, smoothing):
         raise AssertionError("not asked for in these tests")
 
 
@@ -78,7 +84,11 @@ class Stream(GivenGradients):
 def setting(dim, *, batch_size=1, noise=1.0, radius=1.0, public=None, domain=None):
     domain = pg.WholeSpace() if domain is None else domain
     ball = pg.Ellipsoid.ball(dim, radius)
-    return Setting(dim, 100, batch_size, noise, domain, ball, public, 10 * batch_size)
+    batches = Batches(10 * batch_size, batch_size, 100)
+    plan = PrivacyPlan((), unprotected=True)
+    if noise > 0:
+        plan = PrivacyPlan((training_event(batches, noise),))
+    return Setting(dim, batches, domain, plan, ball, public)
 
 
 def public_rows(rows):
@@ -184,7 +194,7 @@ def test_adaclips_scales_stay_within_their_spread():
     for size in (1e-6, 1e6):
         state = method.start(setting(9, radius=2.0))
         for _ in range(100):
-            method.step(state, np.zeros(9), np.full(9, size), 0.1)
+            method.gradient(state, Fixed(np.full((1, 9), size)), np.zeros(9), np.arange(1))
         assert state.width == pytest.approx(8.0 if size > 1 else 0.5)
 
 

@@ -9,6 +9,8 @@ from privagrad.methods import METHODS, Setting
 from privagrad.methods.adagrad import DPAdaGrad
 from privagrad.methods.pagan import PAGAN
 from privagrad.methods.sgd import DPSGD
+from privagrad.privacy.events import training_event
+from privagrad.privacy.sampling import Batches
 
 PRIVATE = [name for name, method in METHODS.items() if method.shape != "none"]
 # The non-private method each private one becomes at epsilon = inf, where it has a name.
@@ -166,7 +168,7 @@ def test_steps_follow_the_papers_algorithms(method):
     rng = np.random.default_rng(0)
     gradients = rng.standard_normal((25, 6)) * np.geomspace(1, 1e-3, 6)
     rule, x, domain = METHODS[method], np.zeros(6), pg.L2Ball(0.8)
-    state = rule.start(Setting(6, 25, 1, 0.0, domain))
+    state = rule.start(Setting(6, Batches(25, 1, 25), domain))
     for g, expected in zip(gradients, reference(method, gradients, x.copy(), 0.3), strict=True):
         metric = rule.step(state, x, g.copy(), 0.3)
         domain.project_into(x, x, metric)
@@ -178,7 +180,9 @@ def test_a_head_start_is_a_part_of_the_noise_to_come(kind):
     """x₁ = x₀ - α g/sqrt(h T s² + g²), s the noise of one step: radius/sqrt(scale) · z/b."""
     rule = kind(head_start=0.25)
     ellipsoid = pg.Ellipsoid(np.array([1.0, 4.0, 100.0]), 2.0)
-    setting = Setting(3, 50, 8, 1.5, pg.WholeSpace(), ellipsoid)
+    batches = Batches(100, 8, 50)
+    plan = pg.PrivacyPlan((training_event(batches, 1.5),))
+    setting = Setting(3, batches, pg.WholeSpace(), plan, ellipsoid)
     g, x = np.array([0.3, -2.0, 0.0]), np.ones(3)
     noise = 1.5 / 8 * np.array([2.0, 1.0, 0.2])
     state = rule.start(setting)
@@ -231,6 +235,6 @@ def test_a_method_cannot_get_plain_gradients_of_a_private_run():
 def test_zero_over_zero_is_zero():
     for method in (METHODS[name] for name in ("adagrad", "pasan", "pagan")):
         x = np.ones(3)
-        state = method.start(Setting(3, 1, 1, 0.0, pg.WholeSpace()))
+        state = method.start(Setting(3, Batches(1, 1, 1), pg.WholeSpace()))
         method.step(state, x, np.zeros(3), 0.5)
         assert x.tolist() == [1.0, 1.0, 1.0]

@@ -369,7 +369,7 @@ def test_a_start_is_projected_and_left_alone():
         ({"method": "adagrad"}, "non-private method 'adagrad'"),
         ({"loss": "squared"}, "absolute, logistic"),
         ({"loss": "logistic"}, "labels -1 and 1, or 0 and 1"),
-        ({"ellipsoid": np.ones(8)}, "Expected an Ellipsoid of dimension 8, or None"),
+        ({"ellipsoid": np.ones(8)}, "Expected an Ellipsoid of dimension 8, a function that"),
         ({"ellipsoid": pg.Ellipsoid.ball(3, 1.0)}, "dimension 8, as x; found 3"),
         ({"batch_size": 201}, "batch_size <= 200"),
         ({"batch_size": 0}, "batch_size >= 1"),

@@ -13,8 +13,7 @@ from scipy.special import log_ndtr, ndtr
 
 from privagrad.privacy.accounting import PrivacyPlan
 from privagrad.privacy.composition import Composition, gaussian_delta, gaussian_epsilon
-from privagrad.privacy.events import Event, GaussianEvent, ObjectiveEvent, SelectEvent
-from privagrad.privacy.ledger import merged
+from privagrad.privacy.events import Event, GaussianEvent, ObjectiveEvent, SelectEvent, merged
 from privagrad.privacy.privacy_loss import LossGrid, Tails, fixed_size_tails, on_grid, poisson_tails
 
 STEPS = [1, 7, 5000, 10**6]

@@ -6,14 +6,18 @@ import json
 import multiprocessing
 import os
 import sqlite3
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from privagrad.privacy import codec
 from privagrad.privacy.accounting import PrivacyPlan
-from privagrad.privacy.events import GaussianEvent, ObjectiveEvent, SelectEvent
-from privagrad.privacy.ledger import BudgetError, Ledger, as_json, default_path, from_json, merged
+from privagrad.privacy.codec import as_json, from_json
+from privagrad.privacy.events import GaussianEvent, ObjectiveEvent, SelectEvent, merged
+from privagrad.privacy.ledger import VERSION, BudgetError, Ledger, default_path
 from tests import killing
 
 QUERY = GaussianEvent(8.0, 1, purpose="moments")
@@ -192,6 +196,11 @@ CREATE TRIGGER history_no_DELETE BEFORE DELETE ON history
 BEGIN SELECT RAISE(ABORT, 'the ledger is append-only'); END;
 """
 """What version 0.1.0 wrote."""
+
+
+def version_of(path: Path) -> int:
+    with closing(sqlite3.connect(path)) as db:
+        return int(db.execute("PRAGMA user_version").fetchone()[0])
 
 
 @pytest.fixture
@@ -401,3 +410,32 @@ def test_a_killed_process_leaves_every_release_in_the_ledger(tmp_path: Path) -> 
     assert seen == {
         (), ("reserved",), ("finished",), ("finished", "reserved"), ("finished", "released"),
     }  # fmt: skip
+
+
+def test_an_old_file_gets_a_version_and_keeps_its_rows(old: Ledger) -> None:
+    def rows() -> list[Any]:
+        with closing(sqlite3.connect(old.path)) as db:
+            return db.execute("SELECT * FROM history ORDER BY number").fetchall()
+
+    before, spent = rows(), old.account("adult").spent
+    assert version_of(old.path) == VERSION == 1
+    run = old.reserve("adult", [GaussianEvent(50.0)], "a later fit")
+    old.finish(run, [GaussianEvent(50.0)])
+    assert rows()[: len(before)] == before
+    assert old.account("adult").spent > spent
+    [(stored,)] = [row[-1:] for row in rows() if row[4:6] == (run, "finished")]
+    assert json.loads(stored)["version"] == codec.VERSION
+
+
+def test_files_and_events_of_a_newer_version_are_refused(tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path / "new.db")
+    ledger.create("adult", 1.0, 1e-5)
+    with closing(sqlite3.connect(ledger.path)) as db:
+        db.execute(f"PRAGMA user_version = {VERSION + 1}")
+    with pytest.raises(ValueError, match="a newer privagrad wrote it"):
+        ledger.account("adult")
+    with pytest.raises(ValueError, match="a newer privagrad wrote them"):
+        codec.loads(json.dumps({"version": codec.VERSION + 1, "events": []}))
+    with pytest.raises(ValueError, match="found 'Unknown'"):
+        codec.loads('[{"kind": "Unknown"}]')
+    assert codec.loads("[]") == codec.loads(codec.dumps(())) == ()

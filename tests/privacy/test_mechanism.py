@@ -11,11 +11,23 @@ from hypothesis.extra.numpy import arrays
 from scipy import stats
 
 from privagrad import Ellipsoid
-from privagrad.privacy.mechanism import GaussianSum, bounded_units
+from privagrad.geometry.ellipsoid import euclidean_norm
+from privagrad.privacy.mechanism import BoundedSum, GaussianSum
 from privagrad.privacy.noise import RandomSource, random_source
 from tests.statistics import FALSE_ALARM, assert_scale
 
 MULTIPLIERS = [0.01, 0.7, 3.0, 200.0]
+
+
+def noise_of(mechanism, source, ellipsoid=None, pool=None):
+    """The release of a sum without vectors."""
+    return mechanism.release(mechanism.sum(ellipsoid), source, pool)
+
+
+def summed(mechanism, vectors, ellipsoid=None):
+    total = mechanism.sum(ellipsoid)
+    total.add(vectors)
+    return total
 
 
 @pytest.mark.parametrize("noise_multiplier", MULTIPLIERS)
@@ -25,7 +37,7 @@ def test_noise_has_the_shape_and_scale_of_the_ellipsoid(noise_multiplier, random
     ellipsoid = Ellipsoid(np.geomspace(1e-3, 1e3, dim), 2.5)
     mechanism = GaussianSum(dim, noise_multiplier, batch)
     source = random_source(random_state)
-    released = np.array([mechanism.release(np.zeros(dim), ellipsoid, source) for _ in range(30)])
+    released = np.array([noise_of(mechanism, source, ellipsoid) for _ in range(30)])
     standard = released * batch / ellipsoid.noise_std
     assert_scale(standard, noise_multiplier)
     assert_scale(standard[:, :100], noise_multiplier)
@@ -60,8 +72,8 @@ def test_one_vector_moves_the_rounded_sum_by_at_most_the_sensitivity(data, dim, 
 def test_releases_lie_on_the_grid():
     """With a ball of radius 1 and a batch of 2^3 the outputs are whole multiples of grid/8."""
     mechanism = GaussianSum(500, 1.3, 8)
-    units = np.random.default_rng(0).uniform(-5, 5, 500) / mechanism.grid
-    released = mechanism.release(units, Ellipsoid.ball(500, 1.0), random_source())
+    total = summed(mechanism, np.random.default_rng(0).uniform(-5, 5, (8, 500)))
+    released = mechanism.release(total, random_source())
     steps = released / (mechanism.grid / 8)
     assert np.array_equal(steps, np.rint(steps))
     assert np.gcd.reduce(steps.astype(int)) == 1
@@ -70,18 +82,18 @@ def test_releases_lie_on_the_grid():
 def test_the_sum_comes_through_unwhitened_over_the_expected_batch_size():
     ellipsoid = Ellipsoid(np.array([1.0, 4.0, 100.0]), 2.0)
     mechanism = GaussianSum(3, 1e-6, 5)
-    units = np.array([1.0, 2.0, -3.0]) / mechanism.grid
-    released = mechanism.release(units, ellipsoid, random_source())
-    expected = np.array([1.0, 2.0, -3.0]) * [2.0, 1.0, 0.2] / 5
+    vectors = np.array([[0.1, 0.5, -0.3], [0.9, 0.1, 0.0], [0.0, 0.0, -0.6]])
+    released = mechanism.release(summed(mechanism, vectors, ellipsoid), random_source())
+    expected = vectors.sum(axis=0) * [2.0, 1.0, 0.2] / 5
     assert released == pytest.approx(expected, rel=1e-4)
 
 
 def test_threads_do_not_change_the_noise():
     dim = 2**17 + 3
-    mechanism, ball = GaussianSum(dim, 1.0, 1), Ellipsoid.ball(dim, 1.0)
-    alone = mechanism.release(np.zeros(dim), ball, random_source(5))
+    mechanism = GaussianSum(dim, 1.0, 1)
+    alone = noise_of(mechanism, random_source(5))
     with ThreadPoolExecutor(3) as pool:
-        together = mechanism.release(np.zeros(dim), ball, random_source(5), pool)
+        together = noise_of(mechanism, random_source(5), pool=pool)
     assert np.array_equal(alone, together)
     assert np.unique(alone).size > 0.99 * dim
     assert_scale(alone, 1.0)
@@ -99,7 +111,7 @@ def test_the_noise_is_the_multiplier_times_the_sensitivity_to_the_last_unit(dim)
     mechanism = GaussianSum(dim, 3.0, 1)
     ones: Any = _Ones()
     source = RandomSource((ones,), ones, True)
-    released = mechanism.release(np.zeros(dim), Ellipsoid.ball(dim, 1.0), source)
+    released = noise_of(mechanism, source)
     expected = round(3.0 * (1 + math.sqrt(dim) * mechanism.grid) / mechanism.grid)
     assert set(released / mechanism.grid) == {expected}
     assert expected > round(3.0 / mechanism.grid)
@@ -110,27 +122,57 @@ def test_bounded_vectors_move_the_sum_by_at_most_the_sensitivity(data, dim):
     extreme = st.one_of(st.floats(-5, 5), st.sampled_from([np.nan, np.inf, 1e200, -1e300, 1e-300]))
     vectors = data.draw(arrays(float, (data.draw(st.integers(1, 4)), dim), elements=extreme))
     mechanism = GaussianSum(dim, 1.0, 4)
-    with_last, _, left_out = bounded_units(vectors, mechanism.grid)
-    without = bounded_units(vectors[:-1], mechanism.grid)[0]
-    assert left_out == (~np.isfinite(vectors).all(axis=1)).sum()
-    squares = sum(Fraction(v) ** 2 for v in (with_last - without).tolist())
+    with_last, without = summed(mechanism, vectors), summed(mechanism, vectors[:-1])
+    assert with_last.nonfinite == (~np.isfinite(vectors).all(axis=1)).sum()
+    squares = sum(Fraction(v) ** 2 for v in (with_last.memory - without.memory).tolist())
     assert squares <= (Fraction(mechanism.sensitivity) / Fraction(mechanism.grid)) ** 2
     inside = np.array([[0.6] + [0.0] * (dim - 1), [3e200] + [0.0] * (dim - 1)])
-    units, clipped, _ = bounded_units(inside, 2.0**-30)
-    assert units[0] * 2.0**-30 == pytest.approx(1.6, abs=1e-8)
-    assert clipped == 1
+    total = summed(mechanism, inside)
+    assert total.memory[0] * mechanism.grid == pytest.approx(1.6, abs=1e-5)
+    assert total.clipped == 1
 
 
 def test_an_ellipsoid_too_small_for_the_sum_is_refused():
     with pytest.raises(ValueError, match="dimension 3"):
-        GaussianSum(3, 1.0, 1).release(np.zeros(3), Ellipsoid.ball(2, 1.0), random_source(0))
+        GaussianSum(3, 1.0, 1).sum(Ellipsoid.ball(2, 1.0))
+
+
+def test_only_what_a_mechanism_bounded_is_released_and_only_once():
+    mechanism, source = GaussianSum(3, 1.0, 1), random_source(0)
+    unbounded: Any = np.full(3, 1e9)
+    with pytest.raises(TypeError, match="Expected a sum that this mechanism bounded"):
+        mechanism.release(unbounded, source)
+    with pytest.raises(TypeError, match="Expected a sum that this mechanism bounded"):
+        mechanism.release(GaussianSum(3, 1.0, 1).sum(), source)
+    with pytest.raises(TypeError, match="direct call"):
+        BoundedSum(None, mechanism, unbounded, ())
+    total = mechanism.sum()
+    mechanism.release(total, source)
+    with pytest.raises(ValueError, match="not released yet"):
+        mechanism.release(total, source)
+    with pytest.raises(ValueError, match="slack"):
+        mechanism.certified(np.ones(3), 1.0)
+
+
+@given(data=st.data(), dim=st.integers(1, 30))
+def test_a_norm_as_computed_within_the_limit_is_at_most_one(data, dim):
+    """The one rule of how far below 1 rounding asks to stay, in exact arithmetic."""
+    mechanism = GaussianSum(dim, 1.0, 1)
+    vector = data.draw(arrays(float, dim, elements=st.floats(-1, 1)))
+    size = euclidean_norm(vector)
+    if size > 0:
+        vector = vector * (mechanism.limit / size)
+        if euclidean_norm(vector) <= mechanism.limit:
+            assert sum(Fraction(v) ** 2 for v in vector.tolist()) <= 1
+    assert 1 - mechanism.limit < 1e-12
 
 
 @given(data=st.data(), dim=st.integers(1, 40))
 def test_what_a_vector_adds_does_not_depend_on_the_others(data, dim):
     rng = np.random.default_rng(data.draw(st.integers(0, 10**6)))
     vectors = rng.standard_normal((17, dim)) * 10.0 ** rng.integers(-300, 300, (17, 1))
-    alone = [bounded_units(vectors[i : i + 1], 2.0**-40)[0] for i in range(17)]
-    assert np.array_equal(bounded_units(vectors, 2.0**-40)[0], np.sum(alone, axis=0))
+    mechanism = GaussianSum(dim, 1e-6, 1)
+    alone = [summed(mechanism, vectors[i : i + 1]).memory for i in range(17)]
+    assert np.array_equal(summed(mechanism, vectors).memory, np.sum(alone, axis=0))
     columns = np.asfortranarray(vectors)
-    assert np.array_equal(bounded_units(columns, 2.0**-40)[0], np.sum(alone, axis=0))
+    assert np.array_equal(summed(mechanism, columns).memory, np.sum(alone, axis=0))

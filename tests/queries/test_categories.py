@@ -12,10 +12,15 @@ from scipy.special import ndtri
 from privagrad.privacy.accounting import PrivacyPlan
 from privagrad.privacy.events import GaussianEvent, SelectEvent
 from privagrad.privacy.mechanism import GaussianSum
-from privagrad.privacy.noise import RandomSource, random_source
+from privagrad.privacy.noise import RandomSource
 from privagrad.queries import categories
-from privagrad.queries.categories import discover, discovery, threshold
+from privagrad.queries.categories import PURPOSE, discover, discovery, threshold
+from tests.releases import releases_at
 from tests.statistics import assert_scale, rate_accepted
+
+
+def discovered(counts, n, event, source):
+    return discover(counts, n, releases_at({PURPOSE: event.noise_multiplier}, source, event.leak))
 
 
 def released(counts, n, event, seed):
@@ -23,22 +28,22 @@ def released(counts, n, event, seed):
     seen = []
 
     class Recorded(GaussianSum):
-        def release(self, units, *rest):
-            handed = units.copy() * self.grid
-            after = super().release(units, *rest)
+        def release(self, total, *rest):
+            handed = total.memory * self.grid
+            after = super().release(total, *rest)
             seen.append((handed, after * n * np.sqrt(len(counts))))
             return after
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(categories, "GaussianSum", Recorded)
-        discover(counts, n, event, random_source(seed))
+        discovered(counts, n, event, seed)
     return seen[0]
 
 
 def test_frequent_categories_show_most_frequent_first():
     counts = {"city": Counter(Bern=5000, Basel=9000, Chur=1), "job": Counter(cook=7000)}
     event = discovery(2, 1.0, 1e-6)
-    found = discover(counts, 20_000, event, random_source(0))
+    found = discovered(counts, 20_000, event, 0)
     assert found == {"city": ("Basel", "Bern"), "job": ("cook",)}
 
 
@@ -79,9 +84,7 @@ def test_a_category_of_one_row_shows_as_rarely_as_the_leak_says():
     """At a leak of 0.1 over two columns, a row's own categories show in at most 10 % of runs."""
     counts = {"a": Counter(alone=1), "b": Counter(mine=1)}
     event = GaussianEvent(3.0, leak=0.1)
-    shown = sum(
-        any(discover(counts, 1000, event, random_source(seed)).values()) for seed in range(4000)
-    )
+    shown = sum(any(discovered(counts, 1000, event, seed).values()) for seed in range(4000))
     exact = 1 - (1 - 0.05) ** 2
     assert rate_accepted(shown, 4000, exact)
     assert not rate_accepted(shown, 4000, 1.4 * exact)
@@ -111,10 +114,10 @@ def test_the_threshold_counts_the_grid(columns, n):
     counts = {f"c{k}": Counter(mine=1) for k in range(columns)}
     for noise in np.geomspace(0.4, 3.0, 23):
         event = GaussianEvent(noise, leak=1e-6)
-        assert not any(discover(counts, n, event, source).values())
+        assert not any(discovered(counts, n, event, source).values())
     quantile *= 1.01
     quantile += 1.0 / threshold(columns, n, event)
-    assert all(discover(counts, n, event, source).values())
+    assert all(discovered(counts, n, event, source).values())
 
 
 def test_the_leak_is_paid_from_delta():

@@ -12,7 +12,6 @@ from privagrad.glm.gradients import GlmGradients
 from privagrad.glm.losses import Loss
 from privagrad.glm.rows import as_rows
 from privagrad.linear import (
-    EVALUATION,
     Choices,
     Problem,
     plan_fit,
@@ -24,9 +23,10 @@ from privagrad.privacy.mechanism import GaussianSum
 from privagrad.privacy.noise import random_source
 from privagrad.queries import evaluation
 from privagrad.queries.evaluation import evaluate
+from tests.releases import releases_at
 from tests.statistics import assert_scale
 
-EXACT = GaussianEvent(1e-9)
+EXACT = 1e-9
 RNG = np.random.default_rng(0)
 X = RNG.standard_normal((700, 5)) * [1, 2, 0.5, 1, 3]
 W = np.array([1.0, -0.5, 2.0, 0.0, 0.3])
@@ -53,7 +53,7 @@ def test_without_noise_it_is_the_exact_mean(name, loss, y, outputs, layout):
     weights = np.tile(W, outputs) * np.repeat([1.0, 0.2, -1.0][:outputs], 5)
     path = [(0, np.zeros_like(weights)), (5, weights / 2), (10, weights)]
     gradients = GlmGradients(loss, rows, y, outputs)
-    found = evaluate(gradients, ball, path, None, EXACT, random_source(0))
+    found = evaluate(gradients, ball, path, None, releases_at({"evaluation": EXACT}))
 
     def margins(x):
         return X @ x.reshape(outputs, -1).T if outputs > 1 else X @ x
@@ -79,19 +79,20 @@ def test_without_noise_it_is_the_exact_mean(name, loss, y, outputs, layout):
     assert found.losses[0] == pytest.approx(loss.value(margins(0 * weights), y).mean())
 
 
-def recorded(gradients, path, left_out, event, seed):
+def recorded(gradients, path, left_out, noise, seed):
     made = []
 
     class Recorded(GaussianSum):
-        def release(self, units, *rest):
-            before = units.copy() * self.grid
-            after = super().release(units, *rest)
+        def release(self, total, *rest):
+            before = total.memory * self.grid
+            after = super().release(total, *rest)
             made.append((before, after.copy()))
             return after
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(evaluation, "GaussianSum", Recorded)
-        found = evaluate(gradients, BALL, path, left_out, event, random_source(seed))
+        releases = releases_at({"evaluation": noise}, seed)
+        found = evaluate(gradients, BALL, path, left_out, releases)
     return *made[0], found
 
 
@@ -105,7 +106,7 @@ def test_one_row_is_a_vector_of_norm_at_most_one(loss):
     for row in rows:
         gradients = GlmGradients(loss, as_rows(row[None]), np.ones(1))
         with np.errstate(all="ignore"):
-            handed, _, _ = recorded(gradients, PATH, None, GaussianEvent(3.0), 0)
+            handed, _, _ = recorded(gradients, PATH, None, 3.0, 0)
         assert np.linalg.norm(handed) <= 1 + 1e-6
 
 
@@ -120,11 +121,10 @@ def test_rows_that_are_left_out_add_nothing():
 
 def test_its_noise_is_as_large_as_it_says():
     gradients = GlmGradients(Loss("logistic"), as_rows(X), CASES[0][2])
-    event = GaussianEvent(4.0)
     exact = recorded(gradients, PATH, None, EXACT, 0)[2]
     scores, points, raw = [], [], []
     for seed in range(60):
-        handed, after, found = recorded(gradients, PATH, None, event, seed)
+        handed, after, found = recorded(gradients, PATH, None, 4.0, seed)
         raw.append(after * 700 - handed)
         scores.append((found.score - exact.score) / found.score_noise)
         points.append((found.losses[3] - exact.losses[3]) / (found.curve_noise * found.loss_cap))
@@ -137,18 +137,15 @@ def test_its_noise_is_as_large_as_it_says():
 def test_the_evaluation_is_an_event_of_the_plan():
     y = CASES[0][2]
     problem = Problem(Loss("logistic"), as_rows(X), y)
-    plan = plan_fit(problem.facts, 2.0, 1e-4, Choices(steps=20), evaluation=EVALUATION)
-    assert plan.privacy is not None
+    plan = plan_fit(problem.facts, 2.0, 1e-4, Choices(steps=20), evaluated=True)
     assert [e.purpose for e in plan.privacy.events].count("evaluation") == 1
     assert plan.privacy.epsilon(1e-4) <= 2.0
-    model = run_fit(problem, plan, random_source(0), False)
+    model = run_fit(problem, plan, plan.releases(random_source(0)), False)
     assert model.privacy.events == plan.privacy.events
     assert model.trace is not None
-    assert model.trace.evaluation is not None
     without = plan_fit(problem.facts, 2.0, 1e-4, Choices(steps=20))
-    assert without.privacy is not None
     assert without.privacy.noise_multiplier < plan.privacy.noise_multiplier
-    assert run_fit(problem, without, random_source(0), False).trace is None
+    assert run_fit(problem, without, without.releases(random_source(0)), False).trace is None
 
 
 def test_rows_without_a_target_teach_nothing():
@@ -157,14 +154,19 @@ def test_rows_without_a_target_teach_nothing():
     out = np.arange(700) % 7 == 0
     plan = plan_fit(Problem(Loss("logistic"), as_rows(X), y).facts, 2.0, 1e-4, Choices(steps=20))
     one = run_fit(
-        Problem(Loss("logistic"), as_rows(X), y, left_out=out), plan, random_source(0), False
+        Problem(Loss("logistic"), as_rows(X), y, left_out=out),
+        plan,
+        plan.releases(random_source(0)),
+        False,
     )
     other = run_fit(
         Problem(Loss("logistic"), as_rows(X), np.where(out, -y, y), left_out=out),
-        plan, random_source(0), False,
+        plan, plan.releases(random_source(0)), False,
     )  # fmt: skip
     assert np.array_equal(one.coef, other.coef)
-    all_in = run_fit(Problem(Loss("logistic"), as_rows(X), y), plan, random_source(0), False)
+    all_in = run_fit(
+        Problem(Loss("logistic"), as_rows(X), y), plan, plan.releases(random_source(0)), False
+    )
     assert not np.allclose(one.coef, all_in.coef)
 
 
@@ -176,8 +178,8 @@ def test_every_method_learns(method):
     weights = np.array([1.5, 0.01, -150.0, 0.2])
     y = np.where(rng.random(n) < expit(rows @ weights), 1.0, -1.0)
     problem = Problem(Loss("logistic"), as_rows(rows), y)
-    plan = plan_fit(problem.facts, 2.0, 1e-5, Choices(method=method), evaluation=EVALUATION)
-    model = run_fit(problem, plan, random_source(3), False)
+    plan = plan_fit(problem.facts, 2.0, 1e-5, Choices(method=method), evaluated=True)
+    model = run_fit(problem, plan, plan.releases(random_source(3)), False)
     best = (np.sign(rows @ weights) == y).mean()
     assert (np.sign(rows @ model.coef[0] + model.intercept[0]) == y).mean() > best - 0.02
 
@@ -193,8 +195,8 @@ def test_the_noise_of_coefficients_is_of_the_right_size():
     low = np.array([-5.0, -150.0, 0, 0, 0])
     problem = Problem(Loss("logistic"), as_rows(rows), y, bounds=(low, np.maximum(-low, 1.0)),
                       groups=((2, 5),))  # fmt: skip
-    plan = plan_fit(problem.facts, 1.0, 1e-5, Choices(steps=100), evaluation=EVALUATION)
-    fits = [run_fit(problem, plan, random_source(seed), False) for seed in range(30)]
+    plan = plan_fit(problem.facts, 1.0, 1e-5, Choices(steps=100), evaluated=True)
+    fits = [run_fit(problem, plan, plan.releases(random_source(seed)), False) for seed in range(30)]
     real = np.std([fit.coef[0] for fit in fits], axis=0, ddof=1)
     told = np.median([fit.trace.noise[0] for fit in fits if fit.trace], axis=0)
     assert (real / told < 2).all()
@@ -207,13 +209,19 @@ def test_public_limits_bound_the_units():
     rows = np.column_stack([rng.standard_normal((400, 3)), rng.random((400, 12)) < 0.01])
     limits = np.array([np.inf] * 3 + [1.0] * 12)
     problem = Problem(Loss("logistic"), as_rows(rows * 1.0), np.sign(rows[:, 0]), limits=limits)
-    plan = plan_fit(problem.facts, 0.5, 1e-5, Choices(steps=10), evaluation=EVALUATION)
+    plan = plan_fit(problem.facts, 0.5, 1e-5, Choices(steps=10), evaluated=True)
+
+    def trace_of(problem, seed):
+        return run_fit(problem, plan, plan.releases(random_source(seed)), False).trace
+
     for seed in range(5):
-        trace = run_fit(problem, plan, random_source(seed), False).trace
+        trace = trace_of(problem, seed)
         assert trace is not None
         assert (trace.columns.unit <= limits).all()
     free = replace(problem, limits=None)
-    traces = [run_fit(free, plan, random_source(seed), False).trace for seed in range(5)]
+    traces = [
+        run_fit(free, plan, plan.releases(random_source(seed)), False).trace for seed in range(5)
+    ]
     assert any((trace.columns.unit > limits).any() for trace in traces if trace is not None)
 
 
@@ -221,7 +229,6 @@ def test_the_plan_pays_for_what_comes_before_it():
     problem = Problem(Loss("logistic"), as_rows(X), CASES[0][2])
     before = GaussianEvent(9.0, purpose="categories", leak=1e-6)
     plan = plan_fit(problem.facts, 1.0, 1e-4, Choices(steps=10), [before])
-    assert plan.privacy is not None
     assert before in plan.privacy.events
     assert PrivacyPlan(plan.privacy.events).epsilon(1e-4) <= 1.0
 
@@ -234,14 +241,14 @@ def test_the_factor_makes_probabilities_right(truth):
     y = np.where(rng.random(20_000) < expit(truth * rows @ W * 2), 1.0, -1.0)
     gradients = GlmGradients(Loss("logistic"), as_rows(rows), y)
     path = [(0, 0 * W), (1, 2 * W)]
-    found = evaluate(gradients, BALL, path, None, GaussianEvent(1.0), random_source(0))
+    found = evaluate(gradients, BALL, path, None, releases_at({"evaluation": 1.0}))
     assert truth / 1.5 < found.factor < truth * 1.5
 
 
 def test_noise_that_hides_the_factor_leaves_the_usual_one():
     gradients = GlmGradients(Loss("logistic"), as_rows(X), CASES[0][2])
     factors = [
-        evaluate(gradients, BALL, PATH, None, GaussianEvent(3000.0), random_source(seed)).factor
+        evaluate(gradients, BALL, PATH, None, releases_at({"evaluation": 3000.0}, seed)).factor
         for seed in range(40)
     ]
     usual = evaluation.FACTORS[4]
@@ -257,9 +264,9 @@ def test_probabilities_of_a_fit_are_right():
     y = np.where(rng.random(n) < chance, 1.0, -1.0)
     problem = Problem(Loss("logistic"), as_rows(rows), y)
     losses = {}
-    for name, share in (("calibrated", EVALUATION), ("plain", None)):
-        plan = plan_fit(problem.facts, 2.0, 1e-5, Choices(), evaluation=share)
-        model = run_fit(problem, plan, random_source(0), False)
+    for name, evaluated in (("calibrated", True), ("plain", False)):
+        plan = plan_fit(problem.facts, 2.0, 1e-5, Choices(), evaluated=evaluated)
+        model = run_fit(problem, plan, plan.releases(random_source(0)), False)
         margins = rows @ model.coef[0] + model.intercept[0]
         losses[name] = np.logaddexp(0, -y * margins).mean()
     best = -np.where(y > 0, np.log(chance), np.log1p(-chance)).mean()

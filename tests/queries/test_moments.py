@@ -18,6 +18,7 @@ from privagrad.privacy.mechanism import GaussianSum
 from privagrad.privacy.noise import random_source
 from privagrad.queries import columns as queries
 from privagrad.queries import moments
+from tests.releases import releases_at, releases_of
 from tests.statistics import assert_scale
 
 ENTRIES = st.one_of(
@@ -39,9 +40,9 @@ def recorded():
     made = []
 
     class Recorded(GaussianSum):
-        def release(self, units, *rest):
-            before = units.copy()
-            after = super().release(units, *rest)
+        def release(self, total, *rest):
+            before = total.memory.copy()
+            after = super().release(total, *rest)
             made.append((self, before, after.copy()))
             return after
 
@@ -52,12 +53,14 @@ def recorded():
 
 
 QUERIES = {
-    "votes": lambda rows, noise, scale, norm: queries.private_ranges(rows, noise, random_source(0)),
+    "votes": lambda rows, noise, scale, norm: queries.private_ranges(
+        rows, releases_at({"ranges": noise}), "ranges"
+    ),
     "powers": lambda rows, noise, scale, norm: queries.whitened_moments(
-        rows, scale, norm, noise, random_source(0)
+        rows, scale, norm, releases_at({"moments": noise}), "moments"
     ),
     "norms": lambda rows, noise, scale, norm: queries.private_norm(
-        rows, scale, noise, random_source(0)
+        rows, scale, releases_at({"norms": noise}), "norms"
     ),
 }
 
@@ -110,7 +113,8 @@ def test_first_and_second_moments_share_one_norm():
         a = size * np.array([1.0, -2.0, 0.0])
         with recorded() as made:
             # With a noise multiplier of 1 and one row the noise is as large as the bound.
-            bound = queries.whitened_moments(rows_of(a[None]), scale, 1.0, 1.0, random_source(0))[2]
+            releases = releases_at({"moments": 1.0})
+            bound = queries.whitened_moments(rows_of(a[None]), scale, 1.0, releases, "moments")[2]
         ((mechanism, units, _),) = made
         powers = np.concatenate([a / scale, (a / scale) ** 2])
         expected = powers / max(bound, np.linalg.norm(powers))
@@ -119,15 +123,18 @@ def test_first_and_second_moments_share_one_norm():
 
 def test_every_release_has_the_noise_its_event_names():
     """What a release gives, less what it was handed, is its noise."""
-    source = random_source(0)
-    shares = (*moments.COLUMNS, *moments.BOUNDED_COLUMNS, *moments.NORMS)
-    events = queries.query_events(shares, 1.0, 1e-4, "zero-out")
+    bounded = queries.Share("within bounds", 0.15)
+    shares = (*moments.COLUMNS.shares, bounded, moments.NORMS)
+    releases = releases_of(shares, 1.0, 1e-4)
+    events = [releases.plan[share.purpose] for share in shares]
     rows = rows_of(np.random.default_rng(0).normal(5, 1, (60, 300)))
+    bounds = np.full(300, -5.0), np.full(300, 15.0)
     with recorded() as made:
-        moments.private_columns(rows, events[:4], source, always=True)
-        moments.bounded_columns(rows, np.full(300, -5.0), np.full(300, 15.0), events[4], source)
-        queries.private_norm(rows, np.ones(300), events[5].noise_multiplier, source)
+        moments.private_columns(rows, moments.COLUMNS, releases, always=True)
+        moments.bounded_columns(rows, bounds, releases, bounded.purpose)
+        queries.private_norm(rows, np.ones(300), releases, moments.NORMS.purpose)
     assert len(made) == len(events)
+    assert set(releases.made.values()) == {1}
     for (mechanism, units, released), event in zip(made, events, strict=True):
         assert mechanism.noise_multiplier == event.noise_multiplier
         assert_scale(released * 60 - units * mechanism.grid, event.noise_multiplier)
@@ -137,7 +144,7 @@ def test_the_floor_is_the_noise_of_the_moments():
     rows = rows_of(np.zeros((50, 300)))
     for norm, noise in ((1.0, 3.0), (4.0, 0.5)):
         means, squares, floor = queries.whitened_moments(
-            rows, np.ones(300), norm, noise, random_source(0)
+            rows, np.ones(300), norm, releases_at({"moments": noise}), "moments"
         )
         assert_scale(means, floor)
         assert_scale(squares, floor)
@@ -162,7 +169,9 @@ def test_the_queries_have_the_noise_that_the_report_names(sampling):
 
 
 @pytest.mark.parametrize("relation", ["zero-out", "replace-one"])
-@pytest.mark.parametrize("shares", [moments.SCALES, moments.COLUMNS, moments.NORMS], ids=len)
+@pytest.mark.parametrize(
+    "shares", [moments.SCALES.shares, moments.COLUMNS.shares, [moments.NORMS]], ids=len
+)
 def test_a_part_of_the_budget_costs_its_part_alone(shares, relation):
     events = queries.query_events(shares, 1.0, 1e-5, relation)
     rare = pg.GaussianEvent(1e6, 1, "without_replacement", 10**6, 1)
@@ -181,9 +190,9 @@ def test_scales_are_found_at_epsilon_one_whatever_the_units(units, layout):
         factor = 10.0 ** np.random.default_rng(1).uniform(-6, 6, sigma.size)
         X, sigma = X * factor, sigma * factor
     rows = as_rows(csr_array(X) if layout == "csr" else X)
-    events = queries.query_events(moments.SCALES, 1.0, 1e-5, "zero-out")
     for seed in range(3):
-        estimated = np.sqrt(moments.private_moments(rows, events, random_source(seed)))
+        releases = releases_of(moments.SCALES.shares, 1.0, 1e-5, seed)
+        estimated = np.sqrt(moments.private_moments(rows, releases))
         assert np.abs(np.log2(estimated / sigma)).max() < 1
 
 
@@ -191,24 +200,24 @@ def test_sparse_columns_get_their_frequencies():
     rng = np.random.default_rng(0)
     rate = np.geomspace(0.5, 0.02, 40)
     X = csr_array((rng.uniform(size=(20_000, 40)) < rate).astype(float))
-    events = queries.query_events(moments.SCALES, 1.0, 1e-6, "zero-out")
-    estimated = moments.private_moments(as_rows(X), events, random_source(0))
+    releases = releases_of(moments.SCALES.shares, 1.0, 1e-6)
+    estimated = moments.private_moments(as_rows(X), releases)
     off = np.abs(np.log2(estimated / rate))
     assert off[rate > 0.1].max() < 1
     assert off.max() < 2, "rare columns are near the noise's floor"
 
 
 def test_nothing_to_see_gives_something_positive():
-    events = queries.query_events(moments.SCALES, 0.1, 1e-3, "zero-out")
     for X in (np.zeros((50, 3)), np.full((50, 3), np.nan), np.ones((1, 1))):
-        estimated = moments.private_moments(as_rows(X), events, random_source(0))
+        releases = releases_of(moments.SCALES.shares, 0.1, 1e-3)
+        estimated = moments.private_moments(as_rows(X), releases)
         assert np.isfinite(estimated).all()
         assert (estimated > 0).all()
 
 
 def columns_at_epsilon_one(X, layout="dense", seed=0):
-    events = queries.query_events(moments.COLUMNS, 1.0, 1e-6, "zero-out")
-    return moments.private_columns(rows_of(X, layout), events, random_source(seed))
+    releases = releases_of(moments.COLUMNS.shares, 1.0, 1e-6, seed)
+    return moments.private_columns(rows_of(X, layout), moments.COLUMNS, releases)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -273,30 +282,37 @@ def test_columns_in_units_of_all_sizes_do_not_disturb_each_other():
 def test_only_what_is_centred_is_asked_about_twice():
     rng = np.random.default_rng(0)
     X = rng.normal(0, 1, (2000, 3))
-    for offset, always, releases in ((0.0, False, 2), (9.0, False, 4), (0.0, True, 4)):
-        events = queries.query_events(moments.COLUMNS, 4.0, 1e-5, "zero-out")
+    for offset, always, count in ((0.0, False, 2), (9.0, False, 4), (0.0, True, 4)):
+        releases = releases_of(moments.COLUMNS.shares, 4.0, 1e-5)
         with recorded() as made:
-            found = moments.private_columns(rows_of(X + offset), events, random_source(0), always)
-        assert len(made) == releases
-        assert bool(found.centre.all()) == (releases == 4)
-    events = queries.query_events(moments.SCALES, 4.0, 1e-5, "zero-out")
-    assert not moments.private_columns(rows_of(X + 9.0), events, random_source(0)).centre.any()
+            found = moments.private_columns(rows_of(X + offset), moments.COLUMNS, releases, always)
+        assert len(made) == sum(releases.made.values()) == count
+        assert bool(found.centre.all()) == (count == 4)
+    releases = releases_of(moments.SCALES.shares, 4.0, 1e-5)
+    plain = moments.private_columns(rows_of(X + 9.0), moments.SCALES, releases)
+    assert not plain.centre.any()
 
 
 def test_strange_columns_give_something_finite_and_positive():
-    events = queries.query_events(moments.COLUMNS, 0.1, 1e-3, "zero-out")
-    bound = queries.query_events(moments.BOUNDED_COLUMNS, 0.1, 1e-3, "zero-out")[0]
+    def columns(rows, seed):
+        releases = releases_of(moments.COLUMNS.shares, 0.1, 1e-3, seed)
+        return moments.private_columns(rows, moments.COLUMNS, releases, seed > 1)
+
+    def bounded(rows, low):
+        releases = releases_of([moments.BOUNDED_COLUMNS], 0.1, 1e-3)
+        return moments.bounded_columns(rows, (low, np.ones(3)), releases, "moments")
+
     for X in (np.zeros((50, 3)), np.full((50, 3), np.nan), np.ones((1, 3)), np.full((9, 3), 1e300)):
         rows = rows_of(X)
         for found in (
-            *(moments.private_columns(rows, events, random_source(s), s > 1) for s in range(4)),
-            moments.bounded_columns(rows, np.zeros(3), np.ones(3), bound, random_source(0)),
-            moments.bounded_columns(rows, np.ones(3), np.ones(3), bound, random_source(0)),
+            *(columns(rows, seed) for seed in range(4)),
+            bounded(rows, np.zeros(3)),
+            bounded(rows, np.ones(3)),
         ):
             assert np.isfinite([found.centre, found.unit, found.moments]).all()
             assert (found.unit > 0).all()
             assert (found.moments > 0).all()
-        norm = queries.private_norm(rows, np.ones(3), 10.0, random_source(0))
+        norm = queries.private_norm(rows, np.ones(3), releases_at({"norms": 10.0}), "norms")
         assert 0 < norm < np.inf
 
 
@@ -308,18 +324,20 @@ def test_public_bounds_replace_three_of_four_releases(layout):
          rng.uniform(-3, 3, n), np.full(n, 5.0)]
     )  # fmt: skip
     low, high = np.array([10, 0, 0, -3, 5.0]), np.array([20, 1, 100, 3, 5.0])
-    event = queries.query_events(moments.BOUNDED_COLUMNS, 1.0, 1e-6, "zero-out")[0]
+    releases = releases_of([moments.BOUNDED_COLUMNS], 1.0, 1e-6)
     with recorded() as made:
-        found = moments.bounded_columns(rows_of(X, layout), low, high, event, random_source(0))
-    assert [query.noise_multiplier for query, _, _ in made] == [event.noise_multiplier]
+        found = moments.bounded_columns(rows_of(X, layout), (low, high), releases, "moments")
+    noise = releases.plan["moments"].noise_multiplier
+    assert [query.noise_multiplier for query, _, _ in made] == [noise]
     assert found.centre[[0, 2, 4]] == pytest.approx([15, 90, 5], abs=2)
     assert found.centre[[1, 3]].tolist() == [0.0, 0.0]
     assert found.unit[[1, 3]].tolist() == [1.0, 3.0]
     assert abs(np.log2(found.unit[0] / X[:, 0].std())) < 0.5
     assert 0.7 < found.unit[2] / X[:, 2].std() < 4, "ten percent of the range is hard to see"
     assert found.moments == pytest.approx([1, 0.1, 1, 1 / 3, 1], abs=0.03)
+    again = releases_of([moments.BOUNDED_COLUMNS], 1.0, 1e-6)
     plain = moments.bounded_columns(
-        rows_of(X, layout), low, high, event, random_source(0), centred=False
+        rows_of(X, layout), (low, high), again, "moments", centred=False
     )
     assert not plain.centre.any()
     assert plain.unit.tolist() == [20.0, 1.0, 100.0, 3.0, 5.0]
@@ -354,10 +372,10 @@ def test_the_private_norm_is_a_quantile_up_to_an_eighth_of_an_octave_or_two(layo
     X[rng.uniform(size=X.shape) < 0.3] = 0.0
     scale = np.geomspace(1, 1e-4, 20)
     truth = np.quantile(np.sqrt(np.square(X) @ scale), quantile)
-    (event,) = queries.query_events(moments.NORMS, 1.0, 1e-6, "zero-out")
     for seed in range(3):
+        releases = releases_of([moments.NORMS], 1.0, 1e-6, seed)
         found = queries.private_norm(
-            rows_of(X, layout), scale, event.noise_multiplier, random_source(seed), quantile
+            rows_of(X, layout), scale, releases, moments.NORMS.purpose, quantile
         )
         assert abs(np.log2(found / truth)) <= 2 / 8
 
