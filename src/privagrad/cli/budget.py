@@ -33,7 +33,9 @@ Examples:
 @command
 def create(
     name: Annotated[str, typer.Argument(help="A name for the data set.")],
-    epsilon: Annotated[float, typer.Option("--epsilon", "-e", help="The total, fixed for good.")],
+    epsilon: Annotated[
+        float, typer.Option("--epsilon", "-e", help="The total. It cannot be changed later.")
+    ],
     delta: Annotated[
         float,
         typer.Option(
@@ -93,7 +95,7 @@ def show(
 ) -> JsonObject:
     """Show what was spent on a data set, run by run.
 
-    The costs compose: all runs together cost less than the sum of their epsilons. The total also
+    The costs compose: all runs together cost at most the sum of their epsilons. The total also
     holds if later runs were chosen after seeing the results of earlier ones.
 
     Example: `privagrad budget show people`

@@ -182,8 +182,8 @@ def fit(
     """Fit a linear model to a table under differential privacy, without tuning.
 
     --epsilon pays for everything: the categories and ranges that the schema leaves open, the
-    training, and the scores that are printed and reported. Public are the number of rows, what the
-    schema states, and all options.
+    training, and the scores that are printed and reported. The number of rows, what the schema
+    states and all options are public.
 
     With --dataset the cost is reserved in the budget before the first release. A run that does not
     fit into the budget is refused before the table is read.

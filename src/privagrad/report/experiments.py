@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ def write_compare_report(path: Path, problem: str, rows: Sequence[Row]) -> None:
     blocks += _bars(rows, "excess", "excess loss over the optimum")
     columns = ("method", "epsilon", "loss", "low", "high", "excess", "epsilon_spent", "seconds",
                "step_size", "radius_factor")  # fmt: skip
-    blocks.append(_table("All figures", columns, rows))
+    blocks.append(_table("All results", columns, rows))
     write_page(path, "Comparison of private optimizers", f"on {problem}", blocks)
 
 
@@ -95,6 +96,10 @@ def write_language_report(path: Path, rows: Sequence[Row]) -> None:
     write_page(path, "Table 1 and Figure 2", "An LSTM language model on WikiText-2", blocks)
 
 
+def _title(epsilon: float) -> str:
+    return "Without privacy" if math.isinf(epsilon) else f"Epsilon {epsilon:g}"
+
+
 def _bars(rows: Sequence[Row], key: str, label: str) -> list[Block]:
     """One chart for each epsilon, with the methods in the order of the rows."""
     blocks: list[Block] = []
@@ -107,7 +112,7 @@ def _bars(rows: Sequence[Row], key: str, label: str) -> list[Block]:
             x_label=label,
         )
         caption = "Medians. Whiskers are ± the upper half of the 95 % confidence band."
-        blocks.append(Figure(f"Epsilon {epsilon:g}", chart, caption))
+        blocks.append(Figure(_title(epsilon), chart, caption))
     return blocks
 
 

@@ -13,6 +13,12 @@ from privagrad.report.charts import Kind, Series, bar_chart, gauge, line_chart
 from privagrad.report.page import Banner, Block, Card, Cell, Figure, Table, Text, write_page
 
 _BARS = 24
+_TEST = {
+    "majority": "accuracy of the majority class",
+    "mean_absolute_error": "mean absolute error",
+    "mean_absolute_error_of_median": "mean absolute error of the median",
+}
+"""What the keys of a test's scores are called."""
 
 
 class _Neighbours(NamedTuple):
@@ -85,7 +91,7 @@ def _model_card(model: SavedModel) -> Card:
     rows = [
         ("Target", _target(model), ""),
         ("Loss", model.loss, ""),
-        ("Method", made["method"], f"{made['steps']} steps, {made['batch_size']} rows on average"),
+        ("Method", made["method"], f"{made['steps']} steps of about {made['batch_size']} rows"),
         ("Columns", f"{len(model.features)}", "after encoding"),
         ("Bound on gradients", f"{made['radius']:.4g}", "radius of the ellipsoid"),
         ("privagrad", made["version"], ""),
@@ -131,6 +137,7 @@ def _curves(model: SavedModel) -> list[Figure]:
     steps = np.array(found["steps"], dtype=np.float64)
     losses = np.array(found["losses"], dtype=np.float64)
     clipped = np.array(found["clipped"], dtype=np.float64)
+    known = np.isfinite(clipped)
     noise, cap = 2 * found["curve_noise"], found["loss_cap"]
     loss = line_chart(
         [Series("loss", steps, losses, losses - noise * cap, losses + noise * cap)],
@@ -138,7 +145,15 @@ def _curves(model: SavedModel) -> list[Figure]:
         f"mean loss (at most {cap:.3g} for each row)",
     )
     share = line_chart(
-        [Series("clipped", steps, clipped, clipped - noise, clipped + noise)],
+        [
+            Series(
+                "clipped",
+                steps[known],
+                clipped[known],
+                (clipped - noise)[known],
+                (clipped + noise)[known],
+            )
+        ],
         "step",
         "share of rows",
         y_range=(0.0, 1.0),
@@ -182,15 +197,15 @@ def _ellipsoid(model: SavedModel) -> Figure:
     return Figure(
         "The ellipsoid",
         chart,
-        few + "A half axis bounds what one row can add to a coefficient in one step. The noise of "
-        "the coefficient is proportional to it. Columns are in their learned units.",
+        few + "A half axis bounds the gradient of a row in that column. The noise in the column is "
+        "proportional to it. Columns are in their learned units.",
     )
 
 
 def _test_card(model: SavedModel) -> Card:
     test = model.evaluation["test"]
     rows = [
-        (key.replace("_", " "), value if isinstance(value, str) else f"{value:.5g}", "")
+        (_TEST.get(key, key), value if isinstance(value, str) else f"{value:.5g}", "")
         for key, value in test.items()
         if key != "private"
     ]
