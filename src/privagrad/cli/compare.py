@@ -98,14 +98,9 @@ def compare(
             )
         stamp = path.stat().st_mtime_ns
         chosen = FileProblem(str(path), target, loss, public_share, box, stamp)
+    budgets = parse_epsilons(epsilons)
     conditions = Conditions(
-        chosen,
-        parse_epsilons(epsilons),
-        delta,
-        batch_size,
-        steps,
-        tuning_runs=tuning_runs,
-        runs=runs,
+        chosen, budgets, delta, batch_size, steps, tuning_runs=tuning_runs, runs=runs
     )
     table = experiment.run(out, conditions, names, workers)
     if report is not None:

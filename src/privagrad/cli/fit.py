@@ -8,17 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from typer.models import OptionInfo
 
-from privagrad.cli._output import (
-    Json,
-    JsonObject,
-    LedgerPath,
-    ReportPath,
-    busy,
-    command,
-    note,
-    say,
-)
+from privagrad.cli._output import Json, JsonObject, LedgerPath, ReportPath, busy, command, note, say
 from privagrad.cli._output import table as show_table
 
 if TYPE_CHECKING:
@@ -29,12 +21,18 @@ if TYPE_CHECKING:
     from privagrad.privacy.ledger import Account
 
 Target = Annotated[str | None, typer.Option("--target", "-t", help="The column to predict.")]
-_ADVANCED = "Advanced: the defaults need no tuning"
 
 
 def add_to(app: typer.Typer) -> None:
     app.command()(schema)
     app.command()(fit)
+
+
+def _advanced(text: str, least: int | None = None) -> OptionInfo:
+    """An option that most people do not need."""
+    panel = "Advanced: the defaults need no tuning"
+    option: OptionInfo = typer.Option(help=text, min=least, rich_help_panel=panel)
+    return option
 
 
 @command
@@ -156,27 +154,12 @@ def fit(
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Replace an existing model file.")
     ] = False,
-    method: Annotated[
-        str, typer.Option(help="pagan, pasan or dp-adagrad.", rich_help_panel=_ADVANCED)
-    ] = "pagan",
-    steps: Annotated[
-        int | None, typer.Option(min=1, help="Number of steps.", rich_help_panel=_ADVANCED)
-    ] = None,
-    batch_size: Annotated[
-        int | None,
-        typer.Option(min=1, help="Expected rows of a step.", rich_help_panel=_ADVANCED),
-    ] = None,
-    step_size: Annotated[
-        float | None, typer.Option(help="Length of the steps.", rich_help_panel=_ADVANCED)
-    ] = None,
-    radius: Annotated[
-        float | None,
-        typer.Option(help="Bound on the gradient of a row.", rich_help_panel=_ADVANCED),
-    ] = None,
-    seed: Annotated[
-        int | None,
-        typer.Option(help="Repeatable noise: the model is NOT private.", rich_help_panel=_ADVANCED),
-    ] = None,
+    method: Annotated[str, _advanced("pagan, pasan or dp-adagrad.")] = "pagan",
+    steps: Annotated[int | None, _advanced("Number of steps.", least=1)] = None,
+    batch_size: Annotated[int | None, _advanced("Expected rows of a step.", least=1)] = None,
+    step_size: Annotated[float | None, _advanced("Length of the steps.")] = None,
+    radius: Annotated[float | None, _advanced("Bound on the gradient of a row.")] = None,
+    seed: Annotated[int | None, _advanced("Repeatable noise: the model is NOT private.")] = None,
     as_json: Json = False,
 ) -> JsonObject:
     """Fit a linear model to a table under differential privacy, without tuning.
