@@ -1,4 +1,4 @@
-"""How much can noise of another shape gain? Asked of a trained language model, on public text.
+"""How much can noise of another shape gain? Measured with a trained language model on public text.
 
 For every tensor: m, the mean squared per-example gradient of a coordinate, which is what a larger
 C costs in the norm; and a, how much the loss rises with the variance of noise in a coordinate,
@@ -15,9 +15,8 @@ from pathlib import Path
 import torch
 from torch.utils.data import DataLoader, Subset
 
-from privagrad.experiments.language.corpus import Sequences, collate
+from privagrad.experiments.language.corpus import Sequences, collate, read_texts
 from privagrad.experiments.language.model import LanguageModel, perplexity
-from privagrad.experiments.language.runs import read_texts
 from privagrad.torch.moments import second_moments
 
 NOISE = 0.07

@@ -1,4 +1,4 @@
-"""Figure 1 and the arena in small, through the command line where people meet them."""
+"""Small versions of Figure 1 and of `privagrad compare`, mostly through the command line."""
 
 import csv
 import json
@@ -12,12 +12,12 @@ from typer.testing import CliRunner
 
 from privagrad.cli import app
 from privagrad.experiments import figure1
-from privagrad.experiments.arena import CONTENDERS, Trial, look_at, median_band, run_trial
+from privagrad.experiments.arena import VARIANTS, Trial, median_band, recorded_steps, run_trial
 from privagrad.experiments.problems import BUILT_IN, load_problem
 from privagrad.experiments.tasks import run_tasks
 
 SMALL = replace(
-    figure1.QUICK, epsilons=(1.0, 4.0), steps=300, step_sizes=(0.2, 1.0), runs=6, looks=10
+    figure1.QUICK, epsilons=(1.0, 4.0), steps=300, step_sizes=(0.2, 1.0), runs=6, points=10
 )
 
 
@@ -38,7 +38,7 @@ def test_figure1_writes_what_it_promises(small_figure):
     assert {(r["epsilon"], r["method"]) for r in rows} == {
         (str(e), m) for e in SMALL.epsilons for m in names
     }
-    assert {int(r["iteration"]) for r in rows} == set(look_at(300, 10))
+    assert {int(r["iteration"]) for r in rows} == set(recorded_steps(300, 10))
     assert all(float(r["low"]) <= float(r["median"]) <= float(r["high"]) for r in rows)
     for stem in ("figure1", "figure1-average"):
         assert (out / f"{stem}.png").read_bytes().startswith(b"\x89PNG")
@@ -60,16 +60,28 @@ def test_the_optimum_is_the_linear_programs():
 
 
 def test_a_finished_task_is_not_run_again(tmp_path):
-    bout = Trial("sparse-text", "dp-sgd", 1.0, 1e-5, 50, 20, 0.1, 0.5, (0,))
+    trial = Trial("sparse-text", "dp-sgd", 1.0, 1e-5, 50, 20, 0.1, 0.5, (0,))
     journal = tmp_path / "journal.jsonl"
-    first = run_tasks(run_trial, [bout], journal, "running", workers=1)
+    first = run_tasks(run_trial, [trial], journal, "running", workers=1)
     journal.write_text(journal.read_text() + '{"task": "half a li')
-    again = run_tasks(_refuse, [bout], journal, "running", workers=1)
+    again = run_tasks(_refuse, [trial], journal, "running", workers=1)
     assert first == again
 
 
+def test_a_journal_of_version_0_1_is_read(tmp_path):
+    trial = Trial("sparse-text", "dp-sgd", 1.0, 1e-5, 50, 20, 0.1, 0.5, (0,))
+    former = (
+        "Bout(problem='sparse-text', contender='dp-sgd', epsilon=1.0, delta=1e-05, batch_size=50, "
+        "steps=20, step_size=0.1, radius_factor=0.5, seeds=(0,), looks=1)"
+    )
+    outcome = {"losses": [[0.5]], "averaged": [[0.6]], "epsilon": 0.9, "seconds": 0.1}
+    journal = tmp_path / "journal.jsonl"
+    journal.write_text(json.dumps({"task": former, "outcome": outcome}) + "\n")
+    assert run_tasks(_refuse, [trial], journal, "running", workers=1) == {trial: outcome}
+
+
 def _refuse(task):
-    raise AssertionError("this was to be read from the journal")
+    raise AssertionError("this outcome is in the journal")
 
 
 @pytest.mark.parametrize("runs", [5, 10, 30, 101])
@@ -84,13 +96,13 @@ def test_the_band_covers_the_median_19_times_in_20(runs):
 
 
 @pytest.mark.parametrize("problem", BUILT_IN)
-@pytest.mark.parametrize("name", CONTENDERS)
-def test_every_contender_can_enter_every_built_in_problem(problem, name):
+@pytest.mark.parametrize("name", VARIANTS)
+def test_every_variant_runs_on_every_built_in_problem(problem, name):
     outcome = run_trial(Trial(problem, name, 2.0, 1e-5, 60, 10, 0.2, 0.5, (0,), 2))
     for kind in ("losses", "averaged"):
         assert np.shape(outcome[kind]) == (1, 2)
         assert np.isfinite(outcome[kind]).all()
-    assert outcome["epsilon"] <= 2.0 or not CONTENDERS[name].private
+    assert outcome["epsilon"] <= 2.0 or not VARIANTS[name].private
 
 
 def invoke(*arguments):

@@ -19,13 +19,19 @@ from typer.testing import CliRunner
 
 from privagrad.cli import app
 from privagrad.experiments import downloads
-from privagrad.experiments.language import runs as experiment
 from privagrad.experiments.language import training
 from privagrad.experiments.language import tuning as language_tuning
-from privagrad.experiments.language.corpus import Sequences, Vocabulary, read_tokens
+from privagrad.experiments.language.corpus import (
+    Sequences,
+    Texts,
+    Vocabulary,
+    read_texts,
+    read_tokens,
+)
 from privagrad.experiments.language.model import LanguageModel, perplexity
+from privagrad.experiments.language.settings import RECIPES, Plan, Setting
 from privagrad.experiments.language.tables import COLUMNS, interval
-from privagrad.experiments.language.training import Setting, Texts, _factors, train
+from privagrad.experiments.language.training import _factors, train
 from privagrad.experiments.language.tuning import read_trials
 from privagrad.experiments.tuning import Rung, halve, ladder
 from privagrad.privacy.accounting import PrivacyPlan
@@ -96,7 +102,7 @@ def test_schedules() -> None:
 
 
 def texts(folder: Path) -> Texts:
-    return experiment.read_texts(folder, folder / "public", quick=True)
+    return read_texts(folder, folder / "public", quick=True)
 
 
 @pytest.mark.parametrize(
@@ -124,7 +130,7 @@ def test_a_trial_has_the_noise_and_the_steps_of_its_run(folder: Path, tmp_path: 
     ]
     assert noise[1] == pytest.approx(noise[0], rel=1e-12)
     assert trial.optimizer.expected_batch_size == 5
-    assert (trial.steps, trial.lengths) == (run.steps, run.lengths)
+    assert (trial.steps, trial.step_sizes) == (run.steps, run.step_sizes)
     result = train(replace(setting, sample=5), data, tmp_path / "trial")
     assert result["noise_multiplier"] == run.optimizer.noise_multiplier
     assert result["epsilon_spent"] == math.inf  # a trial is not private, and says so
@@ -164,7 +170,7 @@ def test_without_privacy_the_mean_gradient_is_bounded(folder: Path, tmp_path: Pa
     before = nn.utils.parameters_to_vector(run.model.parameters()).detach().clone()
     run.epoch(None)
     moved = nn.utils.parameters_to_vector(run.model.parameters()).detach() - before
-    assert 0 < float(moved.norm()) <= 1e-3 * sum(run.lengths) * 1.01
+    assert 0 < float(moved.norm()) <= 1e-3 * sum(run.step_sizes) * 1.01
 
 
 def test_intervals_are_students() -> None:
@@ -179,7 +185,7 @@ def test_batches_in_parts_are_the_same_run(
     data = texts(folder)
     setting = Setting("dp-sgd", 4.0, 4.0, epochs=1, batch_size=40, width=8)
     whole = train(setting, data, tmp_path / "whole")
-    monkeypatch.setattr(training, "_TOGETHER", 7)
+    monkeypatch.setattr(training, "_IN_MEMORY", 7)
     parts = train(setting, data, tmp_path / "parts")
     assert parts["valid_perplexity"] == pytest.approx(whole["valid_perplexity"], rel=1e-3)
     assert parts["epsilon_spent"] == whole["epsilon_spent"]
@@ -218,7 +224,7 @@ def test_the_command_writes_table_and_figure(folder: Path, tmp_path: Path) -> No
     assert [row.split(",")[0] for row in rows] == ["dp-sgd", "pagan", "sgd"]
     table = (out / "table1.md").read_text()
     assert "238.44" in table
-    assert "not to be compared" in table
+    assert "not comparable" in table
     assert (out / "figure2.png").stat().st_size > 1000
     # Finished runs are read, not made again.
     results = sorted(out.glob("runs-*/*/result.json"))
@@ -277,17 +283,17 @@ def test_tuning_is_logged_and_its_price_is_named(
     steps = (len(trials) + 1) * 2 * math.ceil(examples / 50)
     run = GaussianEvent(trials[0].noise_multiplier, steps, "poisson", examples, 50)
     expected = PrivacyPlan((run,)).epsilon(1e-5)
-    assert f"epsilon {expected:.3g} in place of 3" in (out / "table1.md").read_text()
+    assert f"epsilon {expected:.3g} instead of 3" in (out / "table1.md").read_text()
     # Trials in the log are not made again.
     assert CliRunner().invoke(app, command).exit_code == 0
     assert read_trials(out / "tuning.csv") == trials
 
 
 def test_recipes_grow_with_the_batch() -> None:
-    for name, recipe in experiment.RECIPES.items():
-        plan = experiment.Plan((name,), (2.0,))
-        (own,) = experiment.settings_of(plan)
-        (larger,) = experiment.settings_of(replace(plan, batch_size=4 * own.batch_size))
+    for name, recipe in RECIPES.items():
+        plan = Plan((name,), (2.0,))
+        (own,) = plan.settings()
+        (larger,) = replace(plan, batch_size=4 * own.batch_size).settings()
         assert own.batch_size == recipe.batch_size(3.0 if own.private else math.inf)
         assert larger.batch_size == 4 * own.batch_size
         growth = {"dp-sgd": 4.0, "pasan": 1.0, "pagan": 1.0}.get(own.kind, 2.0)

@@ -169,8 +169,8 @@ def test_a_fit_says_what_it_cost_and_how_good_it_is(tmp_path: Path) -> None:
     text = path.read_text(encoding="utf-8")
     for word in (
         "Epsilon 0.9987 at delta 1e-06", "zero-out", "PLD", "61.25",
-        "the number of rows: 3000", "0.841", "majority rule", "NOT private", "0.8333",
-        "Bars to the right speak for yes", "from a secure source",
+        "the number of rows: 3000", "0.841", "majority class", "NOT private", "0.8333",
+        "Positive values raise the probability of yes", "from a secure source",
     ):  # fmt: skip
         assert word in text, word
     for name in RUDE[:3]:

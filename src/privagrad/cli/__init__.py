@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from privagrad.cli import _output, budget, experiments, fit, models
+from privagrad.cli import _output, budget, compare, fit, models, reproduce
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -15,26 +15,28 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="""Differentially private training with noise that follows the gradients' geometry.
 
-A first model of a table of numbers:
+Fit a model to a table of numbers, then predict:
 
 `privagrad fit people.csv --target income --epsilon 1 -o income.model`
 
 `privagrad predict income.model new-people.csv -o predictions.csv`
 
-With text columns, and a budget that is kept over months and people:
+With text columns, and a budget for all runs on the same data:
 
-`privagrad schema people.csv -o schema.toml`   (then fill it in)
+`privagrad schema people.csv --target income -o schema.toml`   (then fill it in)
 
 `privagrad budget create people --epsilon 3 --delta 1e-6`
 
-`privagrad fit people.csv --schema schema.toml --dataset people --epsilon 1 -o income.model`
+`privagrad fit people.csv --schema schema.toml --dataset people -e 1 -o income.model`
 
-Exit codes: 0 done, 1 a fault of ours, 2 wrong input, 3 refused by the budget, 130 interrupted.""",
+Exit codes: 0 success, 1 bug in privagrad, 2 wrong input, 3 refused by the budget, 130
+interrupted.""",
 )
 fit.add_to(app)
 models.add_to(app)
 app.add_typer(budget.app, name="budget")
-experiments.add_to(app)
+compare.add_to(app)
+app.add_typer(reproduce.app, name="reproduce")
 
 
 def _version(wanted: bool) -> None:
@@ -48,10 +50,13 @@ def _version(wanted: bool) -> None:
 @app.callback()
 def main(
     debug: Annotated[
-        bool, typer.Option("--debug", help="Errors with their tracebacks, for bug reports.")
+        bool, typer.Option("--debug", help="Show tracebacks of errors, for bug reports.")
     ] = False,
     version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print and exit.")
+        bool,
+        typer.Option(
+            "--version", callback=_version, is_eager=True, help="Print the version and exit."
+        ),
     ] = False,
 ) -> None:
     _output.debugging = debug

@@ -1,4 +1,4 @@
-"""What commands share: tables, JSON, errors without tracebacks, exit codes."""
+"""What all commands share: options, tables, JSON, errors without tracebacks, exit codes."""
 
 from __future__ import annotations
 
@@ -17,22 +17,29 @@ from rich.table import Table
 
 from privagrad.privacy.ledger import BudgetError
 
-WRONG_INPUT, REFUSED, INTERRUPTED, FAULT = 2, 3, 130, 1
+BUG, WRONG_INPUT, REFUSED, INTERRUPTED = 1, 2, 3, 130
 debugging = False
+
+JsonObject = dict[str, Any]
+"""What a command prints with --json."""
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
 LedgerPath = Annotated[
     Path | None,
     typer.Option(
         "--ledger",
-        help="The file of budgets; default $PRIVAGRAD_LEDGER, or in your data directory.",
+        help="The file of all budgets. Default: $PRIVAGRAD_LEDGER, or a file in your data "
+        "directory.",
         dir_okay=False,
     ),
 ]
+ReportPath = Annotated[
+    Path | None, typer.Option("--report", help="Write an HTML report to this file.", dir_okay=False)
+]
 
 
-def command(function: Callable[..., Any]) -> Callable[..., None]:
-    """A command: what it returns is printed with --json; its errors are told in a line."""
+def command(function: Callable[..., object]) -> Callable[..., None]:
+    """Make a command: with --json print what it returns; print errors in one line."""
 
     @functools.wraps(function)
     def wrapped(**arguments: Any) -> None:
@@ -40,7 +47,7 @@ def command(function: Callable[..., Any]) -> Callable[..., None]:
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("always", UserWarning)
-                # At once: what a user should know before anything is spent.
+                # Warnings are printed at once, before anything is spent.
                 warnings.showwarning = lambda message, *_: note(str(message), "warning")
                 result = function(**arguments)
             if as_json:
@@ -54,8 +61,11 @@ def command(function: Callable[..., Any]) -> Callable[..., None]:
         except KeyboardInterrupt as error:
             _fail(error, INTERRUPTED, as_json, "interrupted")
         except Exception as error:
-            message = f"{type(error).__name__}: {error}. This is a fault of ours: see --debug."
-            _fail(error, FAULT, as_json, message)
+            message = (
+                f"{type(error).__name__}: {error}. This is a bug in privagrad; please report it "
+                "with the output of privagrad --debug."
+            )
+            _fail(error, BUG, as_json, message)
 
     return wrapped
 
@@ -75,25 +85,26 @@ def _fail(error: BaseException, code: int, as_json: bool, message: str | None = 
 
 
 def busy(what: str) -> AbstractContextManager[Any]:
-    """Says on a terminal what takes its time."""
+    """Show on a terminal what takes time."""
     return Console(stderr=True).status(escape(what))
 
 
 def note(text: str, kind: str = "note") -> None:
-    """Something beside the result, on standard error."""
+    """Print a note or a warning on standard error."""
     Console(stderr=True).print(
         f"[yellow]{kind}:[/yellow] {escape(text)}", highlight=False, soft_wrap=True
     )
 
 
 def say(text: str) -> None:
+    """Print a line."""
     Console().print(escape(text), highlight=False, soft_wrap=True)
 
 
 def table(
     title: str, columns: Iterable[str], rows: Iterable[Iterable[object]], left: int = 1
 ) -> None:
-    """Print a table; the first `left` columns are texts."""
+    """Print a table; the first `left` columns are aligned to the left."""
     shown = Table(title=escape(title), title_justify="left")
     for number, column in enumerate(columns):
         shown.add_column(escape(column), justify="left" if number < left else "right")
@@ -103,4 +114,5 @@ def table(
 
 
 def say_where(out: Path, *names: str) -> None:
+    """Print the names of the files that were written."""
     say(f"wrote {', '.join(names)} in {out}")

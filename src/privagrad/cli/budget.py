@@ -1,4 +1,4 @@
-"""`privagrad budget`: totals of data sets, what was spent on them, by whom and when."""
+"""`privagrad budget`: the total of each data set, and what was spent, by whom and when."""
 
 from __future__ import annotations
 
@@ -6,17 +6,22 @@ import csv
 import json
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
-from privagrad.cli._output import Json, LedgerPath, command, say, table
+from privagrad.cli._output import Json, JsonObject, LedgerPath, command, say, table
 from privagrad.privacy.codec import as_json as event_as_json
 from privagrad.privacy.ledger import Account, Ledger
 
 app = typer.Typer(
     no_args_is_help=True,
-    help="""Budgets of data sets, kept across runs and people.
+    help="""Privacy budgets: one total for all runs on a data set.
+
+A run with `privagrad fit --dataset NAME` reserves its cost before it releases anything. A run that
+would exceed the total is refused.
+
+Examples:
 
 `privagrad budget create people --epsilon 3 --delta 1e-6 --file people.csv`
 
@@ -27,20 +32,28 @@ app = typer.Typer(
 @app.command()
 @command
 def create(
-    name: Annotated[str, typer.Argument(help="What you call the data set.")],
-    epsilon: Annotated[float, typer.Option("--epsilon", "-e", help="The total, fixed once.")],
-    delta: Annotated[float, typer.Option("--delta", help="Well below one over the rows.")],
+    name: Annotated[str, typer.Argument(help="A name for the data set.")],
+    epsilon: Annotated[
+        float, typer.Option("--epsilon", "-e", help="The total. It cannot be changed later.")
+    ],
+    delta: Annotated[
+        float,
+        typer.Option(
+            "--delta",
+            help="Probability that the guarantee may fail: well below 1 / number of rows.",
+        ),
+    ],
     file: Annotated[
         Path | None,
-        typer.Option(help="Its file: runs on other content are then refused.", dir_okay=False),
+        typer.Option(help="The data. Runs on any other content are refused.", dir_okay=False),
     ] = None,
     ledger: LedgerPath = None,
     as_json: Json = False,
-) -> dict[str, Any]:
-    """Open a budget for a data set. Its total cannot be changed later.
+) -> JsonObject:
+    """Create a budget for a data set. Its total cannot be changed later.
 
-    With --file the budget is for this content alone. Content that another budget was opened for, or
-    has paid for, is refused.
+    With --file the budget is for the content of this file only. A file that already belongs to
+    another budget, or was charged to one, is refused.
 
     Example: `privagrad budget create people --epsilon 3 --delta 1e-6`
     """
@@ -49,19 +62,19 @@ def create(
     mark = None if file is None else fingerprint(file)
     account = Ledger(ledger).create(name, epsilon, delta, mark)
     if not as_json:
-        say(f"opened a budget for {name}: epsilon {epsilon:g} at delta {delta:g}")
+        say(f"created a budget for {name}: epsilon {epsilon:g} at delta {delta:g}")
     return values(account)
 
 
 @app.command("list")
 @command
-def list_(ledger: LedgerPath = None, as_json: Json = False) -> list[dict[str, Any]]:
-    """All data sets, their totals and what is left.
+def list_(ledger: LedgerPath = None, as_json: Json = False) -> list[JsonObject]:
+    """List all data sets with their totals and what is left.
 
     Example: `privagrad budget list`
     """
-    book = Ledger(ledger)
-    found = [values(book.account(name)) for name in book.names()]
+    opened = Ledger(ledger)
+    found = [values(opened.account(name)) for name in opened.names()]
     if not as_json:
         rows = [
             (v["name"], f"{v['epsilon']:g}", f"{v['delta']:g}", f"{v['spent']:.4g}",
@@ -69,7 +82,7 @@ def list_(ledger: LedgerPath = None, as_json: Json = False) -> list[dict[str, An
             for v in found
         ]  # fmt: skip
         columns = ("data set", "epsilon", "delta", "spent", "left", "runs")
-        table(f"Budgets in {book.path}", columns, rows)
+        table(f"Budgets in {opened.path}", columns, rows)
     return found
 
 
@@ -79,53 +92,49 @@ def show(
     name: Annotated[str, typer.Argument(help="The data set.")],
     ledger: LedgerPath = None,
     as_json: Json = False,
-) -> dict[str, Any]:
-    """One data set: what was spent, run by run. Costs compose, they do not add up.
+) -> JsonObject:
+    """Show what was spent on a data set, run by run.
 
-    The total holds also if later runs were chosen by looking at the results of earlier ones.
+    The costs compose: all runs together cost at most the sum of their epsilons. The total also
+    holds if later runs were chosen after seeing the results of earlier ones.
 
     Example: `privagrad budget show people`
     """
     account = Ledger(ledger).account(name)
-    told = values(account)
+    found = values(account)
     if not as_json:
         rows = [
-            (
-                r["run"],
-                r["at"][:16].replace("T", " "),
-                r["user"],
-                r["state"],
-                f"{r['epsilon_alone']:.4g}",
-                r["note"],
-            )
-            for r in told["runs"]
-        ]
+            (r["run"], r["at"][:16].replace("T", " "), r["user"], r["state"],
+             f"{r['epsilon_alone']:.4g}", r["note"])
+            for r in found["runs"]
+        ]  # fmt: skip
         title = (
             f"{name}: {account.spent:.4g} of epsilon {account.epsilon:g} spent, "
-            f"{told['left']:.4g} left (delta {account.delta:g})"
+            f"{found['left']:.4g} left (delta {account.delta:g})"
         )
-        table(title, ("run", "since", "by", "state", "alone", "what"), rows, left=6)
-        dead = [r["run"] for r in told["runs"] if r["state"] == "reserved"]
-        if dead:
+        table(title, ("run", "since", "user", "state", "epsilon alone", "note"), rows, left=6)
+        reserved = [r["run"] for r in found["runs"] if r["state"] == "reserved"]
+        if reserved:
             say(
-                f"Reserved and not finished, still running or dead: {', '.join(dead)}. Only for a "
-                "run that surely released nothing: privagrad budget release RUN --reason WHY"
+                f"Reserved, not finished: {', '.join(reserved)}. These runs are still running, or "
+                "they were killed. If you are sure that a run released nothing: privagrad budget "
+                "release RUN --reason WHY"
             )
-    return told
+    return found
 
 
 @app.command()
 @command
 def release(
-    run: Annotated[str, typer.Argument(help="A reserved run, as `budget show` names it.")],
-    reason: Annotated[str, typer.Option(help="How you know that it released nothing.")],
+    run: Annotated[str, typer.Argument(help="A reserved run, from `privagrad budget show`.")],
+    reason: Annotated[str, typer.Option(help="How you know that the run released nothing.")],
     ledger: LedgerPath = None,
     as_json: Json = False,
-) -> dict[str, Any]:
-    """Give back what a dead run reserved. The reason goes into the history for good.
+) -> JsonObject:
+    """Return what a killed run reserved. The reason is kept in the history.
 
-    Only if you know that the run released nothing. A run that is still alive is charged when it
-    ends, and its model is not saved.
+    Do this only if you know that the run released nothing. If the run is in fact still running, it
+    is charged when it ends, and its model is not saved.
 
     Example: `privagrad budget release 3f2a91c07b5e --reason "power cut while reading the file"`
     """
@@ -140,12 +149,12 @@ def release(
 def export(
     name: Annotated[str, typer.Argument(help="The data set.")],
     out: Annotated[
-        Path | None, typer.Option("--out", "-o", help="A .json or .csv file; default: print JSON.")
+        Path | None, typer.Option("--out", "-o", help="A .json or .csv file. Default: print JSON.")
     ] = None,
     ledger: LedgerPath = None,
     as_json: Json = False,
-) -> list[dict[str, Any]]:
-    """The whole history of a data set's budget, every event of it.
+) -> list[JsonObject]:
+    """Export the full history of a budget, with every event.
 
     Example: `privagrad budget export people -o history.csv`
     """
@@ -175,8 +184,8 @@ def export(
     return entries
 
 
-def values(account: Account) -> dict[str, Any]:
-    """An account as plain values."""
+def values(account: Account) -> JsonObject:
+    """An account as JSON values."""
     from privagrad.privacy.accounting import PrivacyPlan
 
     spent = account.spent

@@ -5,12 +5,22 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+from typer.models import OptionInfo
 
-from privagrad.cli._output import Json, LedgerPath, busy, command, note, say
+from privagrad.cli._output import Json, JsonObject, LedgerPath, ReportPath, busy, command, note, say
 from privagrad.cli._output import table as show_table
+
+if TYPE_CHECKING:
+    from privagrad.data.models import SavedModel
+    from privagrad.data.schema import Schema
+    from privagrad.fitting import PreparedFit
+    from privagrad.privacy.events import Event
+    from privagrad.privacy.ledger import Account
+
+Target = Annotated[str | None, typer.Option("--target", "-t", help="The column to predict.")]
 
 
 def add_to(app: typer.Typer) -> None:
@@ -18,31 +28,40 @@ def add_to(app: typer.Typer) -> None:
     app.command()(fit)
 
 
+def _advanced(text: str, least: int | None = None) -> OptionInfo:
+    """An option that most people do not need."""
+    panel = "Advanced: the defaults need no tuning"
+    option: OptionInfo = typer.Option(help=text, min=least, rich_help_panel=panel)
+    return option
+
+
 @command
 def schema(
     table: Annotated[Path, typer.Argument(help="A .csv, .tsv, .parquet or .arrow file.")],
     out: Annotated[
-        Path | None, typer.Option("--out", "-o", help="Where to write it; default: print it.")
+        Path | None, typer.Option("--out", "-o", help="The file to write. Default: print it.")
     ] = None,
-    target: Annotated[str | None, typer.Option("--target", "-t", help="What to predict.")] = None,
+    target: Target = None,
     header: Annotated[
         bool | None,
         typer.Option(
             "--header/--no-header",
-            help="Whether the first line names the columns. Default: it does, and a line that "
-            "might be a row is refused, because names are public.",
+            help="Whether the first line holds the names of the columns. Default: it does. A "
+            "first line that may be a row is refused, because names are public.",
         ),
     ] = None,
-    separator: Annotated[str | None, typer.Option(help="Between cells; default: guessed.")] = None,
+    separator: Annotated[str | None, typer.Option(help="Between cells. Default: guessed.")] = None,
     names: Annotated[
-        str | None, typer.Option(help="With --no-header: the columns' names, by commas.")
+        str | None,
+        typer.Option(help="With --no-header: the names of the columns, separated by commas."),
     ] = None,
     as_json: Json = False,
-) -> dict[str, Any]:
-    """Write a template of what is public about a table, from its header and types alone.
+) -> JsonObject:
+    """Write a template for what is public about a table, from its header and column types only.
 
-    Fill in bounds and categories that you know without looking at the rows. What you leave empty is
-    learned privately, out of the same budget.
+    Fill in the bounds and categories that you know without looking at the rows. Everything in the
+    schema is public. What you leave empty is learned from the rows with noise, and charged to the
+    epsilon of the fit.
 
     Examples:
 
@@ -54,20 +73,14 @@ def schema(
     from privagrad.data.schema import as_values, template
 
     if out is not None and out.exists():
-        raise ValueError(f"Expected a new file, found {out}: it may hold what you filled in.")
+        raise ValueError(
+            f"Expected a new file, found {out}: it may have been filled in. Give another name."
+        )
     if separator is not None and len(separator) != 1:
         raise ValueError(f"Expected a separator of one character, found {separator!r}.")
     found = infer_schema(table, header, separator)
     if names is not None:
-        given = [name.strip() for name in names.split(",")]
-        named = found.header
-        if named or len(given) != len(found.columns) or len(set(given)) < len(given):
-            raise ValueError(
-                f"Expected --no-header and {len(found.columns)} different names, found "
-                f"{len(given)}{' and a header' if named else ''}."
-            )
-        pairs = zip(found.columns, given, strict=True)
-        found = replace(found, columns=tuple(replace(c, name=name) for c, name in pairs))
+        found = _renamed(found, [name.strip() for name in names.split(",")])
     if target is not None:
         found.column(target)
         found = replace(found, target=target)
@@ -78,67 +91,85 @@ def schema(
     else:
         out.write_text(text, encoding="utf-8")
         if not as_json:
-            say(f"wrote {out}: fill it in, then privagrad fit {table.name} --schema {out} ...")
+            say(f"wrote {out}. Fill it in, then: privagrad fit {table.name} --schema {out} ...")
     return as_values(found)
+
+
+def _renamed(schema: Schema, names: list[str]) -> Schema:
+    columns = schema.columns
+    if schema.header or len(names) != len(columns) or len(set(names)) < len(names):
+        raise ValueError(
+            f"Expected --no-header and {len(columns)} different names, found {len(names)}"
+            f"{' and a header' if schema.header else ''}."
+        )
+    pairs = zip(columns, names, strict=True)
+    return replace(schema, columns=tuple(replace(column, name=name) for column, name in pairs))
 
 
 @command
 def fit(
     table: Annotated[Path, typer.Argument(help="A .csv, .tsv, .parquet, .arrow or LIBSVM file.")],
-    epsilon: Annotated[float, typer.Option("--epsilon", "-e", help="What this run may cost.")],
+    epsilon: Annotated[
+        float, typer.Option("--epsilon", "-e", help="The privacy cost of this run, at most.")
+    ],
     out: Annotated[
         Path | None, typer.Option("--out", "-o", help="The model file to write.", dir_okay=False)
     ] = None,
-    target: Annotated[
-        str | None, typer.Option("--target", "-t", help="The column to predict.")
-    ] = None,
+    target: Target = None,
     delta: Annotated[
-        float | None, typer.Option(help="Default: the budget's, or below 1/(10 rows).")
+        float | None,
+        typer.Option(
+            help="Probability that the guarantee may fail. Default: that of the budget, or less "
+            "than 1/(10 rows)."
+        ),
     ] = None,
     loss: Annotated[
         str | None,
         typer.Option(
             help="logistic or hinge for classes; huber, absolute or quantile for numbers. "
-            "Default by the target's kind: logistic or huber."
+            "Default: logistic for a target of categories, huber for numbers."
         ),
     ] = None,
-    quantile: Annotated[float, typer.Option(help="With --loss quantile: in (0, 1).")] = 0.5,
-    method: Annotated[str, typer.Option(help="pagan; pasan and dp-adagrad to compare.")] = "pagan",
+    quantile: Annotated[float, typer.Option(help="For --loss quantile, in (0, 1).")] = 0.5,
     schema: Annotated[
         Path | None, typer.Option(help="What is public about the table: see privagrad schema.")
     ] = None,
     classes: Annotated[
-        str | None, typer.Option(help="All labels, by commas; default: found privately.")
+        str | None,
+        typer.Option(
+            help="All labels, separated by commas: they are public. Default: learned privately."
+        ),
     ] = None,
     dataset: Annotated[
-        str | None, typer.Option(help="The budget that pays: see privagrad budget.")
+        str | None, typer.Option(help="The budget that is charged: see privagrad budget.")
     ] = None,
     ledger: LedgerPath = None,
     test: Annotated[
-        Path | None, typer.Option(help="A table to test on; its figures are NOT private.")
+        Path | None, typer.Option(help="A table to test on. The test scores are NOT private.")
     ] = None,
-    report: Annotated[
-        Path | None, typer.Option(help="Also write a report, one HTML file.", dir_okay=False)
-    ] = None,
+    report: ReportPath = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Show what would be spent on what; spend nothing.")
+        bool, typer.Option("--dry-run", help="Show what would be released; spend nothing.")
     ] = False,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the model.")] = False,
-    steps: Annotated[int | None, typer.Option(min=1, help="Instead of the recipe's.")] = None,
-    batch_size: Annotated[int | None, typer.Option(min=1, help="Instead of the recipe's.")] = None,
-    step_size: Annotated[float | None, typer.Option(help="Instead of the recipe's.")] = None,
-    radius: Annotated[float | None, typer.Option(help="Instead of the recipe's.")] = None,
-    seed: Annotated[
-        int | None, typer.Option(help="Repeatable noise: the model is then NOT private.")
-    ] = None,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace an existing model file.")
+    ] = False,
+    method: Annotated[str, _advanced("pagan, pasan or dp-adagrad.")] = "pagan",
+    steps: Annotated[int | None, _advanced("Number of steps.", least=1)] = None,
+    batch_size: Annotated[int | None, _advanced("Expected rows of a step.", least=1)] = None,
+    step_size: Annotated[float | None, _advanced("Length of the steps.")] = None,
+    radius: Annotated[float | None, _advanced("Bound on the gradient of a row.")] = None,
+    seed: Annotated[int | None, _advanced("Repeatable noise: the model is NOT private.")] = None,
     as_json: Json = False,
-) -> dict[str, Any]:
+) -> JsonObject:
     """Fit a linear model to a table under differential privacy, without tuning.
 
-    Everything is paid from --epsilon: categories and ranges of columns that the schema leaves open,
-    training, and the figures that are printed and reported. Public are the number of rows and what
-    the schema states. With --dataset the cost is reserved before the first release, and refused,
-    before the table is read, where it does not fit.
+    --epsilon pays for everything: the categories and ranges that the schema leaves open, the
+    training, and the scores that are printed and reported. The number of rows, what the schema
+    states and all options are public.
+
+    With --dataset the cost is reserved in the budget before the first release. A run that does not
+    fit into the budget is refused before the table is read.
 
     Examples:
 
@@ -157,11 +188,14 @@ def fit(
     from privagrad.linear import Choices
     from privagrad.privacy.ledger import Ledger
 
-    _check_places(out, report, test, dry_run, overwrite)
+    _check_paths(out, report, dry_run, overwrite)
+    if test is not None and not test.is_file():
+        raise FileNotFoundError(f"Expected a table to test on, found nothing at {test}.")
     if test is not None and table.is_file() and fitting.same_content(test, table):
         raise ValueError(
-            "Expected another table to test on, found the rows to fit: their exact figures would "
-            "tell about them. Private figures on these rows are printed anyway."
+            "Expected another table to test on, found the training rows: exact scores on them "
+            "would not be private. Leave out --test: private scores on the training rows are "
+            "always printed."
         )
     if ledger is not None and dataset is None:
         raise ValueError("Expected --dataset NAME with --ledger, found none.")
@@ -185,7 +219,7 @@ def fit(
     if not as_json:
         _show_plan(job)
         if loss is None and job.classes is None:
-            note("the target holds numbers: Huber regression. For classes: --loss logistic.")
+            note("The target holds numbers: Huber regression. For classes, give --loss logistic.")
     planned = {"epsilon": job.epsilon, "delta": job.delta, "events": [str(e) for e in job.events]}
     if dry_run or out is None:
         return {"dry_run": True, **planned, "public": job.public}
@@ -211,33 +245,30 @@ def fit(
     }
 
 
-def _check_places(
-    out: Path | None, report: Path | None, test: Path | None, dry_run: bool, overwrite: bool
-) -> None:
-    """Before anything is spent: the places to write to are there."""
+def _check_paths(out: Path | None, report: Path | None, dry_run: bool, overwrite: bool) -> None:
+    """Check that all files can be written, before anything is spent."""
     if out is None and not dry_run:
-        raise ValueError("Expected -o MODEL, the file to write, or --dry-run; found none.")
+        raise ValueError("Expected -o MODEL, the file to write, or --dry-run; found neither.")
     if out is not None and out.exists() and not overwrite and not dry_run:
         raise ValueError(
-            f"Expected a new file, found {out}: a model that was paid for. Give another name, or "
-            "--overwrite."
+            f"Expected a new file, found {out}: a model that has cost privacy. Give another name, "
+            "or --overwrite."
         )
     for path in (out, report):
         if path is not None and not (path.parent.is_dir() and os.access(path.parent, os.W_OK)):
             raise ValueError(
-                f"Expected a folder to write {path.name} to, found none: {path.parent}."
+                f"Expected a folder to write {path.name} to, found none at {path.parent}. Create "
+                "it, or give another path."
             )
-    if test is not None and not test.is_file():
-        raise FileNotFoundError(f"Expected a table to test on, found nothing at {test}.")
 
 
-def _show_plan(job: Any) -> None:
+def _show_plan(job: PreparedFit) -> None:
     rows = [
-        (e.purpose, e.count, f"{e.noise_multiplier:.4g}", e.sampling or "all rows")
+        (e.purpose, e.count, _noise(e), "all rows" if e.sampling is None else e.sampling)
         for e in job.events
     ]
-    title = f"Planned releases: together epsilon {job.epsilon:.4g} at delta {job.delta:.3g}"
-    show_table(title, ("what", "times", "noise multiplier", "rows"), rows)
+    title = f"Planned releases: epsilon {job.epsilon:.4g} at delta {job.delta:.3g} in total"
+    show_table(title, ("purpose", "times", "noise multiplier", "rows"), rows)
     say("Public, not protected: " + "; ".join(job.public) + ".")
     if job.account:
         after = job.account.spent_with(job.events)
@@ -249,13 +280,21 @@ def _show_plan(job: Any) -> None:
         note("No --dataset given: this run is not charged to any budget.")
 
 
-def _show_result(model: Any, account: Any, out: Path, report: Path | None) -> None:
-    from privagrad.cli.models import figures
+def _noise(event: Event) -> str:
+    from privagrad.privacy.events import SelectEvent
 
-    for line in figures(model):
+    return "–" if isinstance(event, SelectEvent) else f"{event.noise_multiplier:.4g}"
+
+
+def _show_result(
+    model: SavedModel, account: Account | None, out: Path, report: Path | None
+) -> None:
+    from privagrad.cli.models import scores
+
+    for line in scores(model):
         say(line)
     if model.privacy["seeded"]:
-        note("seeded noise: this model is NOT private.", "warning")
+        note("The noise is seeded: this model is NOT private.", "warning")
     if account:
         say(f"Budget {account.name}: {account.spent:.4g} of {account.epsilon:g} spent.")
     say(f"wrote {out}" + (f" and {report}" if report else ""))

@@ -1,4 +1,4 @@
-"""`privagrad predict` and `privagrad show`: what a model file is good for."""
+"""`privagrad predict` and `privagrad show`: the use of a model file."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ import numpy as np
 import typer
 
 from privagrad._internal.atomic import atomic_write
-from privagrad.cli._output import Json, LedgerPath, busy, command, say
+from privagrad.cli._output import Json, JsonObject, LedgerPath, ReportPath, busy, command, say
 from privagrad.cli._output import table as show_table
 from privagrad.data.models import SavedModel, load_model
 
-ModelFile = Annotated[Path, typer.Argument(help="A file that privagrad fit wrote.")]
+ModelFile = Annotated[Path, typer.Argument(help="A model file of privagrad fit.")]
 
 
 def add_to(app: typer.Typer) -> None:
@@ -27,22 +27,27 @@ def add_to(app: typer.Typer) -> None:
 @command
 def predict(
     model: ModelFile,
-    table: Annotated[Path, typer.Argument(help="Rows to predict; a target column is not needed.")],
+    table: Annotated[Path, typer.Argument(help="The rows to predict. The target is not needed.")],
     out: Annotated[Path, typer.Option("--out", "-o", help="The CSV file to write.")],
     probabilities: Annotated[
-        bool, typer.Option("--probabilities", help="Also a column for each class (logistic).")
+        bool,
+        typer.Option("--probabilities", help="Add the probability of each class (logistic loss)."),
     ] = False,
     as_json: Json = False,
-) -> dict[str, Any]:
-    """Predict the rows of a table: a CSV file with a column `prediction`, in the rows' order.
+) -> JsonObject:
+    """Predict the rows of a table. Writes a CSV file with a column `prediction`.
 
-    Predictions on other people's rows cost no privacy of those the model was fitted to.
+    Predictions cost no privacy: they use the model, not the rows it was fitted to. They do reveal
+    something about the rows that are predicted.
 
     Example: `privagrad predict income.model new-people.csv -o predictions.csv`
     """
     fitted = load_model(model)
     if probabilities and (fitted.classes is None or fitted.loss != "logistic"):
-        raise ValueError(f"Expected a logistic model for --probabilities, found {fitted.loss}.")
+        raise ValueError(
+            f"Expected a model with logistic loss for --probabilities, found {fitted.loss}. Leave "
+            "the option out."
+        )
     labels = fitted.classes if probabilities and fitted.classes else []
     count = 0
     with atomic_write(out) as file:
@@ -66,18 +71,16 @@ def predict(
 @command
 def show(
     model: ModelFile,
-    everything: Annotated[bool, typer.Option("--all", help="All coefficients.")] = False,
-    report: Annotated[
-        Path | None, typer.Option(help="Also write the report, one HTML file.", dir_okay=False)
-    ] = None,
+    everything: Annotated[bool, typer.Option("--all", help="Show all coefficients.")] = False,
+    report: ReportPath = None,
     ledger: LedgerPath = None,
     as_json: Json = False,
-) -> dict[str, Any]:
-    """A model's coefficients in the columns' own units, what it cost and how it was made.
+) -> JsonObject:
+    """Show a model: coefficients in the original units, scores, and privacy cost.
 
-    Coefficients are sorted by what a typical change of the column does. `noise` is a standard
-    deviation over trainings repeated on made-up rows with independent columns: columns that say the
-    same thing share their effect more loosely.
+    The coefficients are sorted by the effect of a typical change of the column. `noise` is the
+    standard deviation of a coefficient over repeated trainings on synthetic rows with independent
+    columns. Coefficients of correlated columns vary more than that.
 
     Example: `privagrad show income.model --report report.html`
     """
@@ -108,31 +111,28 @@ def show(
     }  # fmt: skip
 
 
-def figures(model: SavedModel) -> Iterator[str]:
-    """The figures of a model in sentences, each with whether it is private."""
+def scores(model: SavedModel) -> Iterator[str]:
+    """The scores of a model in sentences. Each says whether it is private."""
     found = model.evaluation
     error = 2 * found["score_noise"]
-    if model.classes is not None:
-        yield (
-            f"Accuracy on its own rows: {found['score']:.4f} ± {error:.4f} (majority rule "
-            f"{found['baseline']:.4f}). Private: paid from the same budget."
-        )
-    else:
-        yield (
-            f"Score on its own rows, 1 - loss/cap: {found['score']:.4f} ± {error:.4f} (the "
-            f"target's centre alone {found['baseline']:.4f}). Private: paid from the same budget."
-        )
+    classes = model.classes is not None
+    what = "Accuracy" if classes else "Score (1 - mean loss / cap)"
+    baseline = "the majority class" if classes else "the centre of the target"
+    yield (
+        f"{what} on the training rows: {found['score']:.4f} ± {error:.4f} (always {baseline}: "
+        f"{found['baseline']:.4f}). Private: measured with noise and charged to epsilon."
+    )
     if test := found.get("test"):
         if "accuracy" in test:
-            told = f"accuracy {test['accuracy']:.4f} (majority rule {test['majority']:.4f})"
+            score = f"accuracy {test['accuracy']:.4f} (always {baseline}: {test['majority']:.4f})"
         else:
-            told = (
-                f"mean absolute error {test['mean_absolute_error']:.5g} (the median alone "
+            score = (
+                f"mean absolute error {test['mean_absolute_error']:.5g} (always the median: "
                 f"{test['mean_absolute_error_of_median']:.5g})"
             )
         yield (
-            f"On {test['table']}, {test['rows']} rows: {told}. NOT private: it tells about those "
-            "rows, exactly."
+            f"On {test['table']}, {test['rows']} rows: {score}. NOT private: exact scores, which "
+            "reveal something about those rows."
         )
 
 
@@ -147,17 +147,16 @@ def _show(model: SavedModel, everything: bool) -> None:
          f"{model.coef_noise[:, j].max():.2g}", f"{model.unit[j]:.4g}")
         for j in shown
     ]  # fmt: skip
-    what = f"{model.loss} on {model.made['table']}"
+    show_table(f"{model.loss} on {model.made['table']}", columns, rows)
     if model.classes and model.coef.shape[0] == 1:
-        what += f": positive speaks for {model.classes[1]}"
-    show_table(what, columns, rows)
+        say(f"Positive coefficients raise the probability of {model.classes[1]}.")
     if len(shown) < len(order):
-        say(f"and {len(order) - len(shown)} more: --all shows them.")
+        say(f"{len(order) - len(shown)} more coefficients: give --all to show them.")
     say(f"Intercept: {', '.join(f'{value:.4g}' for value in model.intercept)}")
-    for line in figures(model):
+    for line in scores(model):
         say(line)
     privacy = model.privacy
-    kind = "NOT PRIVATE (seeded noise); would be " if privacy["seeded"] else ""
+    kind = "NOT PRIVATE (seeded noise). With secure noise: " if privacy["seeded"] else ""
     say(
         f"Privacy: {kind}({privacy['epsilon']:.4g}, {privacy['delta']:.3g})-differential privacy, "
         f"{privacy['relation']}, {privacy['accountant']}."
@@ -174,7 +173,8 @@ def _matrices(model: SavedModel, table: Path) -> Iterator[Any]:
         yield read_libsvm(table, len(model.features))[0]
     elif is_libsvm(table):
         raise ValueError(
-            f"Expected a table with the columns of {model.made['table']}, found {table.name}."
+            f"Expected a table with the columns of {model.made['table']}, found the LIBSVM file "
+            f"{table.name}. Give a .csv, .tsv, .parquet or .arrow file."
         )
     else:
         for part in chunks(table, model.schema, target=False):

@@ -1,33 +1,42 @@
-"""The ring: every method on one problem, tuned by one rule, measured alike.
+"""Methods compared under equal conditions: the same problem, the same tuning, the same measure.
 
-Each contender gets the same step sizes and the same multiples of the median gradient norm, in the
-norm of its own ellipsoid, as radii; the pair with the least median final loss over a few tuning
-runs is then run afresh. Tuning looks at the private rows: these are experiments, not releases.
+Every variant tries the same step sizes, and as radii the same multiples of the median gradient norm
+in the norm of its own ellipsoid. The setting with the least median final loss over a few tuning
+runs is then run with other seeds. Tuning reads the private rows: these are experiments, not
+releases.
 """
 
 from __future__ import annotations
 
 import math
 import time
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from itertools import chain
+from pathlib import Path
+from typing import TypedDict
 
 import numpy as np
 
 from privagrad import Ellipsoid, minimize
 from privagrad._internal.validate import Vector
+from privagrad.experiments import DELTA
 from privagrad.experiments.problems import FileProblem, Problem, load_problem
-from privagrad.experiments.tasks import Outcome
+from privagrad.experiments.tasks import run_tasks
 from privagrad.methods import METHODS, Method
 from privagrad.methods.pdp_sgd import PDPSGD
 
-STEP_SIZES = (0.005, 0.01, 0.05, 0.1, 0.15, 0.2, 0.4, 0.5, 1.0)
+PAPER_STEP_SIZES = (0.005, 0.01, 0.05, 0.1, 0.15, 0.2, 0.4, 0.5, 1.0)
+STEP_SIZES = (*PAPER_STEP_SIZES, 2.0)
 RADIUS_FACTORS = (0.05, 0.15, 0.5, 1.5)
+_PARTS = 6
+"""The runs of the best setting are shared out among at most so many processes."""
 
 
 @dataclass(frozen=True)
-class Contender:
-    """A method as it enters the ring: its ellipsoid's scale is σ^power."""
+class Variant:
+    """A method with an ellipsoid of scale σ^power."""
 
     name: str
     method: Method
@@ -38,24 +47,57 @@ class Contender:
         return self.method.shape != "none"
 
 
-CONTENDERS = {
-    contender.name: contender
-    for contender in (
-        *(Contender(name, method, method.scale_power) for name, method in METHODS.items()),
-        Contender("pasan-identity", METHODS["pasan"]),
-        Contender("pagan-identity", METHODS["pagan"]),
-        Contender("pdp-sgd-20", PDPSGD(20)),
-        Contender("pdp-sgd-50", PDPSGD(50)),
+VARIANTS = {
+    variant.name: variant
+    for variant in (
+        *(Variant(name, method, method.scale_power) for name, method in METHODS.items()),
+        Variant("pasan-identity", METHODS["pasan"]),
+        Variant("pagan-identity", METHODS["pagan"]),
+        Variant("pdp-sgd-20", PDPSGD(20)),
+        Variant("pdp-sgd-50", PDPSGD(50)),
     )
 }
 
 
 @dataclass(frozen=True)
-class Trial:
-    """Runs of one contender with one setting: everything its outcome depends on."""
+class Conditions:
+    """What is the same for all variants.
+
+    Attributes
+    ----------
+    problem : str or FileProblem
+        A built-in problem by name, or a file.
+    epsilons : tuple of float
+        Every private variant is tuned and run at each of them.
+    batch_size : int or None
+        None: √n, or n/100 where that is larger.
+    step_sizes : tuple of float
+        The step sizes that every variant tries.
+    tuning_runs : int
+        Runs of every setting that is tried.
+    runs : int
+        Runs of a variant's best setting.
+    points : int
+        Points of the recorded loss curve; 1 records the final loss only.
+    """
 
     problem: str | FileProblem
-    contender: str
+    epsilons: tuple[float, ...]
+    delta: float = DELTA
+    batch_size: int | None = None
+    steps: int = 1000
+    step_sizes: tuple[float, ...] = STEP_SIZES
+    tuning_runs: int = 2
+    runs: int = 10
+    points: int = 1
+
+
+@dataclass(frozen=True)
+class Trial:
+    """Runs of one variant with one setting. Holds everything that its outcome depends on."""
+
+    problem: str | FileProblem
+    variant: str
     epsilon: float
     delta: float
     batch_size: int
@@ -63,108 +105,133 @@ class Trial:
     step_size: float
     radius_factor: float
     seeds: tuple[int, ...]
-    looks: int = 1
+    points: int = 1
 
 
-def look_at(steps: int, looks: int) -> list[int]:
+class Outcome(TypedDict):
+    """Losses at the recorded steps, of the iterate and of the averaged iterate, one row a seed.
+
+    `epsilon` is what was spent, `seconds` the time of the fastest run.
+    """
+
+    losses: list[list[float]]
+    averaged: list[list[float]]
+    epsilon: float
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Result:
+    """A variant's best setting, and the outcome of all its runs: arrays of runs × points."""
+
+    step_size: float
+    radius_factor: float
+    losses: Vector
+    averaged: Vector
+    epsilon: float
+    seconds: float
+
+
+class LossRecorder:
+    """A callback that records losses at some steps, and how long it takes itself."""
+
+    def __init__(
+        self, objective: Callable[[Vector], float], dim: int, steps: Collection[int]
+    ) -> None:
+        self.losses: list[float] = []
+        self.averaged: list[float] = []
+        self.seconds = 0.0
+        self._objective, self._steps = objective, frozenset(steps)
+        self._total = np.zeros(dim)
+
+    def __call__(self, step: int, x: Vector) -> None:
+        start = time.perf_counter()
+        self._total += x
+        if step in self._steps:
+            self.losses.append(self._objective(x))
+            self.averaged.append(self._objective(self._total / step))
+        self.seconds += time.perf_counter() - start
+
+
+def recorded_steps(steps: int, points: int) -> list[int]:
     """The steps whose loss is recorded: denser at the start, the last one always."""
-    return sorted({max(1, round(steps * (k / looks) ** 2)) for k in range(1, looks + 1)})
+    return sorted({max(1, round(steps * (k / points) ** 2)) for k in range(1, points + 1)})
 
 
-def run_trial(bout: Trial) -> Outcome:
-    """Losses of the iterate and of the average at the looks, one row per seed; epsilon; seconds."""
-    problem, contender = _problem(bout.problem), CONTENDERS[bout.contender]
-    scale = problem.sigma**contender.power
-    radius = bout.radius_factor * _median_norm(bout.problem, contender.power)
-    looks = set(look_at(bout.steps, bout.looks))
-    iterates, averages, seconds = [], [], []
-    for seed in bout.seeds:
-        losses: list[float] = []
-        averaged: list[float] = []
-        total = np.zeros(problem.X.shape[1])
-        looking = 0.0
-
-        def look(
-            step: int,
-            x: Vector,
-            total: Vector = total,
-            losses: list[float] = losses,
-            averaged: list[float] = averaged,
-        ) -> None:
-            nonlocal looking
-            start = time.perf_counter()
-            np.add(total, x, out=total)
-            if step in looks:
-                losses.append(problem.objective(x))
-                averaged.append(problem.objective(total / step))
-            looking += time.perf_counter() - start
-
+def run_trial(trial: Trial) -> Outcome:
+    """Run every seed of a trial and record its losses."""
+    problem, variant = _problem(trial.problem), VARIANTS[trial.variant]
+    scale = problem.sigma**variant.power
+    radius = trial.radius_factor * _median_norm(trial.problem, variant.power)
+    steps = recorded_steps(trial.steps, trial.points)
+    recorders, seconds = [], []
+    for seed in trial.seeds:
+        recorder = LossRecorder(problem.objective, problem.X.shape[1], steps)
         start = time.perf_counter()
         result = minimize(
             problem.loss,
             problem.X,
             problem.y,
-            method=contender.method,
-            epsilon=bout.epsilon if contender.private else None,
-            delta=bout.delta,
+            method=variant.method,
+            epsilon=trial.epsilon if variant.private else None,
+            delta=trial.delta,
             ellipsoid=Ellipsoid(scale, radius),
             domain=problem.domain,
-            batch_size=bout.batch_size,
-            steps=bout.steps,
-            step_size=bout.step_size * problem.step_unit,
+            batch_size=trial.batch_size,
+            steps=trial.steps,
+            step_size=trial.step_size * problem.step_unit,
             public=problem.public,
             random_state=seed,
-            callback=look,
+            callback=recorder,
             progress=False,
             threads=1,
         )
-        seconds.append(time.perf_counter() - start - looking)
-        if contender.method.one_shot:  # its one point, wherever a curve is looked at
-            losses = averaged = [problem.objective(result.last)] * len(looks)
-        iterates.append(losses)
-        averages.append(averaged)
+        seconds.append(time.perf_counter() - start - recorder.seconds)
+        if variant.method.one_shot:  # one point: its curve is constant
+            recorder.losses = [problem.objective(result.last)] * len(steps)
+            recorder.averaged = recorder.losses
+        recorders.append(recorder)
     return {
-        "losses": iterates,
-        "averaged": averages,
+        "losses": [recorder.losses for recorder in recorders],
+        "averaged": [recorder.averaged for recorder in recorders],
         "epsilon": result.privacy.epsilon,
         "seconds": min(seconds),
     }
 
 
-def tuning_bouts(
-    contender: str,
-    problem: str | FileProblem,
-    epsilon: float,
-    delta: float,
-    batch_size: int,
-    steps: int,
-    step_sizes: tuple[float, ...],
-    runs: int,
-) -> list[Trial]:
-    """Every step size and radius factor, `runs` runs each."""
-    factors = RADIUS_FACTORS if CONTENDERS[contender].private else (1.0,)
-    seeds = tuple(range(1000, 1000 + runs))
-    return [
-        Trial(problem, contender, epsilon, delta, batch_size, steps, step_size, factor, seeds)
-        for step_size in step_sizes
-        for factor in factors
-    ]
+def tune_and_run(
+    conditions: Conditions, variants: Iterable[str], journal: Path, workers: int | None = None
+) -> dict[tuple[str, float], Result]:
+    """Tune every variant at every epsilon, then run its best setting.
 
-
-def final_bouts(best: Trial, runs: int, looks: int, parts: int = 6) -> list[Trial]:
-    """`runs` fresh runs of the best setting, in parts for several cores."""
-    seeds = np.array_split(np.arange(runs), min(parts, runs))
-    return [replace(best, seeds=tuple(part.tolist()), looks=looks) for part in seeds]
-
-
-def best_of(outcomes: dict[Trial, Outcome]) -> Trial:
-    """The setting with the least median final loss."""
-    return min(outcomes, key=lambda bout: final_loss(outcomes[bout]))
-
-
-def final_loss(outcome: Outcome) -> float:
-    median = float(np.median([losses[-1] for losses in outcome["losses"]]))
-    return median if math.isfinite(median) else math.inf
+    The epsilon of variants without privacy is infinite. Finished trials are kept in `journal`, so
+    that an interrupted comparison can be continued.
+    """
+    grids = {
+        (name, epsilon): _grid(conditions, name, epsilon)
+        for name in variants
+        for epsilon in (conditions.epsilons if VARIANTS[name].private else (math.inf,))
+    }
+    tuned = run_tasks(run_trial, chain(*grids.values()), journal, "tuning", workers)
+    seeds = np.array_split(np.arange(conditions.runs), min(_PARTS, conditions.runs))
+    finals = {}
+    for key, grid in grids.items():
+        best = min(grid, key=lambda trial: _final_loss(tuned[trial]))
+        finals[key] = [
+            replace(best, seeds=tuple(part.tolist()), points=conditions.points) for part in seeds
+        ]
+    done = run_tasks(run_trial, chain(*finals.values()), journal, "running", workers)
+    return {
+        key: Result(
+            trials[0].step_size,
+            trials[0].radius_factor,
+            np.concatenate([np.array(done[trial]["losses"]) for trial in trials]),
+            np.concatenate([np.array(done[trial]["averaged"]) for trial in trials]),
+            done[trials[0]]["epsilon"],
+            min(done[trial]["seconds"] for trial in trials),
+        )
+        for key, trials in finals.items()
+    }
 
 
 def median_band(values: Vector) -> tuple[Vector, Vector, Vector]:
@@ -177,6 +244,25 @@ def median_band(values: Vector) -> tuple[Vector, Vector, Vector]:
     return np.median(ordered, axis=0), ordered[low], ordered[runs - 1 - low]
 
 
+def _grid(conditions: Conditions, variant: str, epsilon: float) -> list[Trial]:
+    """Every step size and radius factor."""
+    factors = RADIUS_FACTORS if VARIANTS[variant].private else (1.0,)
+    seeds = tuple(range(1000, 1000 + conditions.tuning_runs))
+    problem, delta, steps = conditions.problem, conditions.delta, conditions.steps
+    n = _problem(problem).X.shape[0]
+    size = conditions.batch_size or round(max(math.sqrt(n), n / 100))
+    return [
+        Trial(problem, variant, epsilon, delta, size, steps, step_size, factor, seeds)
+        for step_size in conditions.step_sizes
+        for factor in factors
+    ]
+
+
+def _final_loss(outcome: Outcome) -> float:
+    median = float(np.median([losses[-1] for losses in outcome["losses"]]))
+    return median if math.isfinite(median) else math.inf
+
+
 @lru_cache(maxsize=4)
 def _problem(name: str | FileProblem) -> Problem:
     return load_problem(name)
@@ -184,7 +270,7 @@ def _problem(name: str | FileProblem) -> Problem:
 
 @lru_cache(maxsize=32)
 def _median_norm(problem: str | FileProblem, power: float) -> float:
-    """The median norm of the public examples' gradients at 0, in the contender's own norm."""
-    given = _problem(problem)
-    norms = Ellipsoid(given.sigma**power, 1.0).norm(given.public_gradients())
+    """The median norm of the public examples' gradients at 0, in the variant's own norm."""
+    loaded = _problem(problem)
+    norms = Ellipsoid(loaded.sigma**power, 1.0).norm(loaded.public_gradients())
     return float(np.median(norms))

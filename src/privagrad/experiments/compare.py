@@ -1,32 +1,23 @@
-"""`privagrad compare`: any methods on one problem, tuned by one rule, in a table and a plot."""
+"""`privagrad compare`: methods on one problem under equal conditions, as a table and a plot."""
 
 from __future__ import annotations
 
 import csv
 import math
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
-from itertools import chain
 from pathlib import Path
 
 import numpy as np
 
-from privagrad.experiments.arena import (
-    CONTENDERS,
-    STEP_SIZES,
-    best_of,
-    final_bouts,
-    median_band,
-    run_trial,
-    tuning_bouts,
-)
+from privagrad.experiments.arena import Conditions, median_band, tune_and_run
 from privagrad.experiments.plots import COLOURS, figure, save
-from privagrad.experiments.problems import FileProblem, load_problem
-from privagrad.experiments.tasks import run_tasks
+from privagrad.experiments.problems import load_problem
 
 
 @dataclass(frozen=True)
 class Row:
-    """One method at one epsilon; losses are medians of the last iterate's over the runs."""
+    """One method at one epsilon; `loss` is the median over the runs of the final loss."""
 
     method: str
     epsilon: float
@@ -40,59 +31,21 @@ class Row:
     radius_factor: float
 
 
-def compare(
-    problem: str | FileProblem,
-    methods: tuple[str, ...],
-    epsilons: tuple[float, ...],
-    out: Path,
-    delta: float = 1e-5,
-    batch_size: int | None = None,
-    steps: int = 1000,
-    runs: int = 10,
-    tuning_runs: int = 2,
-    step_sizes: tuple[float, ...] = (*STEP_SIZES, 2.0),
-    workers: int | None = None,
+def run(
+    out: Path, conditions: Conditions, methods: Iterable[str], workers: int | None = None
 ) -> list[Row]:
     """Rows sorted by epsilon and loss; writes compare.csv, compare.png and compare.svg."""
-    loaded = load_problem(problem)
-    rows = loaded.X.shape[0]
-    size = round(max(math.sqrt(rows), rows / 100)) if batch_size is None else batch_size
-    journal = out / "compare.journal.jsonl"
-    grids = {
-        (name, epsilon): tuning_bouts(
-            name, problem, epsilon, delta, size, steps, step_sizes, tuning_runs
-        )
-        for name in methods
-        for epsilon in (epsilons if CONTENDERS[name].private else (math.inf,))
-    }
-    tuned = run_tasks(run_trial, chain(*grids.values()), journal, "tuning", workers)
-    finals = {
-        key: final_bouts(best_of({b: tuned[b] for b in grid}), runs, looks=1)
-        for key, grid in grids.items()
-    }
-    ran = run_tasks(run_trial, chain(*finals.values()), journal, "running", workers)
-    optimum = loaded.optimum()
+    problem = load_problem(conditions.problem)
+    results = tune_and_run(conditions, methods, out / "compare.journal.jsonl", workers)
+    optimum = problem.optimum()
     table = []
-    for (name, epsilon), bouts in finals.items():
-        losses = np.concatenate([np.array(ran[bout]["losses"])[:, -1] for bout in bouts])
-        loss, low, high = (float(value) for value in median_band(losses))
-        table.append(
-            Row(
-                name,
-                epsilon,
-                loss,
-                low,
-                high,
-                loss - optimum,
-                ran[bouts[0]]["epsilon"],
-                min(ran[bout]["seconds"] for bout in bouts),
-                bouts[0].step_size,
-                bouts[0].radius_factor,
-            )
-        )
+    for (name, epsilon), found in results.items():
+        loss, low, high = (float(value) for value in median_band(found.losses[:, -1]))
+        spent, setting = (found.epsilon, found.seconds), (found.step_size, found.radius_factor)
+        table.append(Row(name, epsilon, loss, low, high, loss - optimum, *spent, *setting))
     table.sort(key=lambda row: (row.epsilon, row.loss))
     _write(table, out / "compare.csv")
-    _draw(table, out / "compare", loaded.name)
+    _draw(table, out / "compare", problem.name)
     return table
 
 
@@ -104,7 +57,7 @@ def _write(table: list[Row], path: Path) -> None:
 
 
 def _draw(table: list[Row], stem: Path, title: str) -> None:
-    """A dot for every method and epsilon, best methods on top, excess loss across."""
+    """A dot for every method and epsilon: excess loss to the right, the best method on top."""
     best = {row.method: row.excess for row in reversed(table)}
     names = sorted(best, key=lambda name: -best[name])
     fig, (axes,) = figure(1, width=7.5, height=1.2 + 0.36 * len(names))
@@ -128,6 +81,6 @@ def _draw(table: list[Row], stem: Path, title: str) -> None:
             markersize=5,
         )
     axes.set_yticks(range(len(names)), names)
-    axes.set(xscale="log", xlabel="excess loss over the best found without privacy", title=title)
+    axes.set(xscale="log", xlabel="excess loss over the optimum without privacy", title=title)
     axes.legend(frameon=False)
     save(fig, stem)

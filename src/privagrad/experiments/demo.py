@@ -1,8 +1,8 @@
-"""`python -m privagrad.experiments.demo`: five optimizers, a table, a plot; a model and its report.
+"""`python -m privagrad.experiments.demo`: five optimizers compared, and a model with its report.
 
-Section 5.1's absolute regression at epsilon = 1. Radius and step size of each method are the best
-of a few radii and the paper's step sizes for the last iterate, found beforehand on other data
-(seed 1). The loss curves are computed from the training rows: for looking at, not private.
+The problem is the absolute regression of Section 5.1 at epsilon = 1. The radius and the step size
+of each method were tuned on other data (seed 1): the best of a few radii and the paper's step sizes
+for the last iterate. The loss curves are computed from the training rows and are not private.
 """
 
 from __future__ import annotations
@@ -16,56 +16,53 @@ import numpy as np
 
 from privagrad import Box, Ellipsoid, PrivacyReport, minimize
 from privagrad._internal.validate import Vector
+from privagrad.experiments import DELTA
+from privagrad.experiments.arena import LossRecorder
 from privagrad.experiments.people import fit_people
-from privagrad.experiments.plots import COLOURS, band, figure, save
+from privagrad.experiments.plots import COLOURS, draw_band, figure, save
 from privagrad.experiments.problems import Regression, absolute_regression
+from privagrad.methods import METHODS
 
-EPSILON, DELTA, BATCH_SIZE, STEPS = 1.0, 1e-5, 70, 1000
-LOOK_EVERY = 10
+EPSILON, BATCH_SIZE, STEPS = 1.0, 70, 1000
+RECORDED = range(10, STEPS + 1, 10)
 
 
 @dataclass(frozen=True)
 class Entry:
-    """A method as the demonstration runs it; scale σ^power."""
+    """A method as the demonstration runs it."""
 
     method: str
     label: str
-    power: float
     radius: float
     step_size: float
 
 
 ENTRIES = (
-    Entry("adagrad", "AdaGrad, not private", 0.0, 1.0, 0.1),
-    Entry("pagan", "PAGAN, noise shaped by σ^(-4/3)", -4 / 3, 2.0, 0.2),
-    Entry("dp-adagrad", "DP-AdaGrad, round noise", 0.0, 0.5, 0.5),
-    Entry("dp-sgd", "DP-SGD, round noise", 0.0, 0.5, 1.0),
-    Entry("pasan", "PASAN, noise shaped by 1/σ", -1.0, 0.5, 1.0),
+    Entry("adagrad", "AdaGrad, not private", 1.0, 0.1),
+    Entry("pagan", "PAGAN, noise shaped by σ^(-4/3)", 2.0, 0.2),
+    Entry("dp-adagrad", "DP-AdaGrad, isotropic noise", 0.5, 0.5),
+    Entry("dp-sgd", "DP-SGD, isotropic noise", 0.5, 1.0),
+    Entry("pasan", "PASAN, noise shaped by 1/σ", 0.5, 1.0),
 )
 
 
 @dataclass(frozen=True)
 class Outcome:
+    """Loss curves (runs × recorded steps), and the time of the fastest run."""
+
     entry: Entry
-    curves: Vector  # runs × looks
+    curves: Vector
     privacy: PrivacyReport
-    seconds: float  # of one run, without looking
+    seconds: float
 
 
 def run_entry(entry: Entry, problem: Regression, runs: int) -> Outcome:
-    """`runs` runs with fresh secure noise each."""
+    """Run a method `runs` times with secure noise."""
     curves, seconds = [], []
     for _ in range(runs):
-        losses: list[float] = []
-        looking = 0.0
-
-        def look(step: int, x: Vector, losses: list[float] = losses) -> None:
-            nonlocal looking
-            if step % LOOK_EVERY == 0:
-                start = time.perf_counter()
-                losses.append(float(np.abs(problem.X @ x - problem.y).mean()))
-                looking += time.perf_counter() - start
-
+        recorder = LossRecorder(
+            lambda x: float(np.abs(problem.X @ x - problem.y).mean()), problem.sigma.size, RECORDED
+        )
         start = time.perf_counter()
         result = minimize(
             "absolute",
@@ -74,15 +71,15 @@ def run_entry(entry: Entry, problem: Regression, runs: int) -> Outcome:
             method=entry.method,
             epsilon=None if entry.method == "adagrad" else EPSILON,
             delta=DELTA,
-            ellipsoid=Ellipsoid(problem.sigma**entry.power, entry.radius),
+            ellipsoid=Ellipsoid(problem.sigma ** METHODS[entry.method].scale_power, entry.radius),
             domain=Box(-1, 1),
             batch_size=BATCH_SIZE,
             steps=STEPS,
             step_size=entry.step_size,
-            callback=look,
+            callback=recorder,
         )
-        seconds.append(time.perf_counter() - start - looking)
-        curves.append(losses)
+        seconds.append(time.perf_counter() - start - recorder.seconds)
+        curves.append(recorder.losses)
     return Outcome(entry, np.array(curves), result.privacy, min(seconds))
 
 
@@ -107,8 +104,9 @@ def print_table(outcomes: list[Outcome], problem: Regression) -> None:
     console = Console()
     console.print(table)
     console.print(
-        "loss: the last iterate's mean absolute error, median over runs; excess: over the best.",
-        f"PAGAN's privacy: {outcomes[1].privacy}.",
+        "loss: mean absolute error of the last iterate, median over the runs",
+        "excess: loss minus the least loss in this table",
+        f"privacy of PAGAN: {outcomes[1].privacy}",
         sep="\n",
         highlight=False,
     )
@@ -117,15 +115,15 @@ def print_table(outcomes: list[Outcome], problem: Regression) -> None:
 def draw(outcomes: list[Outcome], out: Path) -> list[Path]:
     """Median loss against the step, with the band between the quartiles."""
     fig, (axes,) = figure(1, width=8.0, height=4.6)
-    steps = np.arange(1, outcomes[0].curves.shape[1] + 1) * LOOK_EVERY
+    steps = np.array(RECORDED)
     for outcome, colour in zip(outcomes, COLOURS, strict=False):
         low, middle, high = np.quantile(outcome.curves, [0.25, 0.5, 0.75], axis=0)
-        band(axes, steps, middle, low, high, colour, outcome.entry.label)
+        draw_band(axes, steps, (middle, low, high), colour, outcome.entry.label)
     axes.set(
         yscale="log",
         xlabel="step",
         ylabel="mean absolute error (log scale)",
-        title=f"The same privacy, epsilon = {EPSILON:g}: noise that follows the gradients' shape",
+        title=f"Absolute regression at epsilon = {EPSILON:g}: median and quartiles of the runs",
     )
     axes.set_yticks([0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0], minor=False)
     axes.set_yticklabels(["0.01", "0.02", "0.05", "0.1", "0.2", "0.5", "1"])
@@ -148,12 +146,12 @@ def main() -> None:
     for path in draw(outcomes, options.out):
         print(f"wrote {path}")
     model, report = fit_people(options.out)
-    print("\nA table of made-up people, raw columns, no tuning, epsilon 1 out of a budget of 2:")
+    print("\nA model of a synthetic table of people at epsilon 1: raw columns, no tuning.")
     found, test = model.evaluation, model.evaluation["test"]
     print(
-        f"  accuracy {found['score']:.3f} ± {2 * found['score_noise']:.3f} on its own rows, private"
+        f"  training rows: accuracy {found['score']:.3f} ± {2 * found['score_noise']:.3f} (private)"
     )
-    print(f"  accuracy {test['accuracy']:.3f} on test rows (majority rule {test['majority']:.3f})")
+    print(f"  test rows: accuracy {test['accuracy']:.3f} (majority class {test['majority']:.3f})")
     print(f"Open the report in a browser: {report}")
 
 

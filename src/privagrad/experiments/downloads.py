@@ -1,4 +1,4 @@
-"""Data sets fetched on request, with their checksums."""
+"""Data sets downloaded on request, with their checksums."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SHA256 = {
 
 
 def fetch_wikitext2(folder: Path, source: str = WIKITEXT2) -> None:
-    """train.txt and valid.txt of WikiText-2 into `folder`; files already there are checked."""
+    """Download train.txt and valid.txt of WikiText-2 into `folder`; check files that exist."""
     from rich.progress import wrap_file
 
     folder.mkdir(parents=True, exist_ok=True)

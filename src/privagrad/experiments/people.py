@@ -1,4 +1,4 @@
-"""A made-up table of people with raw columns, and a private model of it with its report."""
+"""A synthetic table of people with raw columns, and a private model of it with its report."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _EFFECTS = np.array([0.0, -0.9, -0.4, -1.2, 0.3, 0.1, 0.8, -0.5])
 
 
 def write_people(path: Path, rows: int, seed: int) -> None:
-    """A CSV file: age, hours, savings, rooms, job, and whether they are insured."""
+    """Write a CSV file: age, hours, savings, rooms, job, and whether a person is insured."""
     rng = np.random.default_rng(seed)
     age = rng.integers(18, 90, rows)
     hours = np.clip(rng.normal(38, 11, rows), 0, 90)
@@ -52,15 +52,14 @@ SCHEMA = Schema(
 
 
 def fit_people(out: Path, rows: int = 20_000) -> tuple[SavedModel, Path]:
-    """Fit at epsilon 1 out of a budget of 2, as `privagrad fit` does; the model and its report."""
+    """Fit at epsilon 1 from a budget of 2, as `privagrad fit` does: the model and its report."""
     out.mkdir(parents=True, exist_ok=True)
     table, test = out / "people.csv", out / "people-test.csv"
     write_people(table, rows, seed=0)
     write_people(test, rows // 4, seed=1)
-    book = out / "ledger.db"
     for old in out.glob("ledger.db*"):
         old.unlink()
-    ledger = Ledger(book)
+    ledger = Ledger(out / "ledger.db")
     ledger.create("people", epsilon=2.0, delta=1e-6)
     request = fitting.FitRequest(
         table, None, epsilon=1.0, schema=SCHEMA, dataset="people", ledger=ledger

@@ -1,18 +1,22 @@
-"""How our plots look: colours that colour-blind people can tell apart, no clutter."""
+"""The style of all plots: colours that colour-blind people can tell apart, no clutter."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from privagrad._internal.validate import Vector
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 # Okabe and Ito's palette.
 COLOURS = ("#000000", "#0072B2", "#D55E00", "#E69F00", "#009E73", "#CC79A7", "#56B4E9")
 
 
-def figure(panels: int, width: float, height: float) -> tuple[Any, list[Any]]:
-    """A figure with this many panels side by side, sharing the vertical axis."""
+def figure(panels: int, width: float, height: float) -> tuple[Figure, list[Axes]]:
+    """A figure with so many panels side by side, which share the vertical axis."""
     try:
         from matplotlib.figure import Figure
     except ModuleNotFoundError as error:
@@ -28,15 +32,16 @@ def figure(panels: int, width: float, height: float) -> tuple[Any, list[Any]]:
     return fig, list(grid)
 
 
-def band(
-    axes: Any, x: Vector, middle: Vector, low: Vector, high: Vector, colour: str, label: str
+def draw_band(
+    axes: Axes, x: Vector, curve: tuple[Vector, Vector, Vector], colour: str, label: str
 ) -> None:
-    """A curve with its band."""
+    """A curve (middle, low, high) with the band between low and high."""
+    middle, low, high = curve
     axes.plot(x, middle, color=colour, label=label, linewidth=1.8)
     axes.fill_between(x, low, high, color=colour, alpha=0.18, linewidth=0)
 
 
-def save(fig: Any, stem: Path) -> list[Path]:
+def save(fig: Figure, stem: Path) -> list[Path]:
     """Write `stem`.png and `stem`.svg."""
     stem.parent.mkdir(parents=True, exist_ok=True)
     paths = [stem.with_suffix(".png"), stem.with_suffix(".svg")]

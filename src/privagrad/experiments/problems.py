@@ -1,4 +1,4 @@
-"""Problems to try methods on: random ones with everything known, and files."""
+"""Problems to compare methods on: synthetic ones, and files."""
 
 from __future__ import annotations
 
@@ -18,6 +18,8 @@ from privagrad.glm.rows import as_rows
 
 
 class Regression(NamedTuple):
+    """Rows, targets, and the scales of the columns."""
+
     X: Vector
     y: Vector
     sigma: Vector
@@ -25,9 +27,16 @@ class Regression(NamedTuple):
 
 @dataclass(frozen=True)
 class Problem:
-    """Rows to learn from, public rows beside them, and the scales that count as public.
+    """Private rows, public rows and public scales.
 
-    `step_unit` multiplies the step sizes of the common grid: the size of a solution's coordinates.
+    Attributes
+    ----------
+    sigma : array of shape (d,)
+        The scales of the columns, which count as public.
+    public : tuple
+        Public rows and their targets.
+    step_unit : float
+        Factor of the common step sizes: the size of a solution's coordinates.
     """
 
     name: str
@@ -48,10 +57,10 @@ class Problem:
         return self._gradients.value(x)
 
     def optimum(self) -> float:
-        """The least loss found without privacy, by L-BFGS-B from 0 in the coordinates σ x.
+        """The least mean loss, found without privacy by L-BFGS-B from 0 in the coordinates σ x.
 
-        The absolute loss is smoothed by Huber's, with the bend taken towards 0; the other losses
-        are followed by their own (sub)gradients.
+        The absolute loss is replaced by Huber losses whose bend goes to 0. The other losses use
+        their own (sub)gradients.
         """
         from scipy.optimize import minimize as solve
 
@@ -77,7 +86,7 @@ class Problem:
         return self.objective(point / self.sigma)
 
     def public_gradients(self) -> Vector:
-        """The public examples' gradients at 0, one a row."""
+        """The gradients of the public examples at 0, one a row."""
         rows = as_rows(self.public[0])
         gradients = GlmGradients(Loss(self.loss), rows, self.public[1])
         return gradients.per_example(np.zeros(rows.shape[1]), np.arange(rows.shape[0]))
@@ -88,8 +97,8 @@ def absolute_regression(
 ) -> Regression:
     """Section 5.1: a ~ N(0, diag(σ)²) with σ_j = j^-decay, y = ⟨a, x*⟩ + Laplace(tau).
 
-    x* is uniform on {-1, 1}^dim. Where the paper draws new data is not said; here a seed is one
-    data set.
+    x* is uniform on {-1, 1}^dim. The paper does not say when it draws new data; here every seed is
+    one data set.
     """
     rng = np.random.default_rng(seed)
     sigma: Vector = np.arange(1, dim + 1, dtype=np.float64) ** -decay
@@ -112,7 +121,7 @@ def _paper() -> Problem:
 
 
 def _text() -> Problem:
-    """Sparse binary words with Zipf frequencies and a logistic label, like a bag of words."""
+    """A bag of words: sparse binary columns with Zipf frequencies, and a logistic label."""
     rng = np.random.default_rng(0)
     n, dim = 5500, 300
     rate = 0.5 / np.arange(1, dim + 1) ** 0.9
@@ -131,9 +140,16 @@ BUILT_IN = {"absolute-regression": _paper, "sparse-text": _text}
 
 @dataclass(frozen=True)
 class FileProblem:
-    """A user's table; a share of its rows, drawn at random, counts as public.
+    """A file; a random share of its rows counts as public.
 
-    `stamp` is the file's time of change: results of another version are not mixed in.
+    Attributes
+    ----------
+    target : str or None
+        The column to predict; None for a LIBSVM file.
+    box : float or None
+        Bound on every coefficient; None: no bound.
+    stamp : int
+        When the file was last changed, so that results of different versions are not mixed.
     """
 
     path: str
@@ -145,10 +161,11 @@ class FileProblem:
 
 
 def load_problem(name: str | FileProblem) -> Problem:
-    """A built-in problem by name, or one made of a file.
+    """A built-in problem by name, or one from a file.
 
-    Of a file's public rows come the scales σ_j, their columns' root mean squares (with one
-    pseudo-row of the average scale, so that none is 0), and the unit of the step sizes.
+    The public rows of a file give the scales σ_j and the unit of the step sizes. The scales are the
+    root mean squares of the columns, with one additional row of the average scale, so that none is
+    0.
     """
     if isinstance(name, str):
         return BUILT_IN[choice("problem", name, BUILT_IN)]()

@@ -1,18 +1,18 @@
-"""The theorems' rates, measured: excess loss against n, d, epsilon and the decay of σ_j = j^-decay.
+"""Measured rates of the theorems: excess loss against n, d, epsilon and the decay of σ.
 
-PAGAN on the box [-1, 1]^d and PASAN on the Euclidean unit ball minimise the lower bounds' own
-objective, F(x; z) = ⟨x, z⟩ with |z_j| ≤ σ_j, with public σ, the optimal scale and the largest norm
-that such rows have. The bounds speak of the worst rows for each n and epsilon: rows with small
-means have little to lose, and with large means the signs are soon found. So, as in the proof of
-Theorem 4, z_j = ±σ_j with means of the size that noise hides: `hardness` times B C_jj^{-1/2}/(nε),
-which is (Σσ^{2/3})^{3/2}/(nε) summed up on the box and Σσ/(nε) in norm for the ball. What counts
-is the worst of several hardnesses; it lies inside their range.
+PAGAN on the box [-1, 1]^d and PASAN on the Euclidean unit ball minimise the objective of the lower
+bounds, F(x; z) = ⟨x, z⟩ with |z_j| ≤ σ_j = j^-decay. σ is public, the scale is optimal, and the
+radius is the largest norm of such rows. The bounds hold for the worst rows at each n and epsilon.
+Rows with small means have a small excess loss, and the signs of large means are easy to find. So,
+as in the proof of Theorem 4, z_j = ±σ_j with means as large as the noise: `hardness` times
+B C_jj^{-1/2}/(nε). Their sum is (Σσ^{2/3})^{3/2}/(nε) on the box, and their norm Σσ/(nε) on the
+ball. The worst of several hardnesses is reported; it lies inside their range.
 
-In epsilon the measured slope is a tenth above -1: the noise multiplier that (ε, δ) needs is below
-sqrt(2 log(1/δ))/ε, and less so the larger epsilon.
+The measured slope in epsilon is about -0.9 instead of -1: the noise multiplier that (ε, δ) needs is
+smaller than sqrt(2 log(1/δ))/ε, and the difference shrinks as epsilon grows.
 
-Every batch is the whole sample. At Lemma 1's T = (n/b)² steps of b rows, sampling costs √b Σσ/n
-beside the noise, a slower rate in n unless b is a constant.
+Every batch is the whole sample. With the T = (n/b)² steps of b rows in Lemma 1, sampling adds
+√b Σσ/n to the noise, which is a slower rate in n unless b is constant.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ import numpy as np
 
 from privagrad import Box, Ellipsoid, L2Ball, minimize, theory
 from privagrad._internal.validate import Vector
-from privagrad.experiments.plots import COLOURS, band, figure, save
+from privagrad.experiments import DELTA
+from privagrad.experiments.plots import COLOURS, draw_band, figure, save
 
-DELTA = 1e-5
 METHODS = ("pagan", "pasan")
 THEOREMS = {"pagan": (2, 4), "pasan": (1, 5)}
 LABELS = {"n": "rows n", "dim": "dimension d", "epsilon": "epsilon", "decay": "decay of σ"}
@@ -42,7 +42,7 @@ LABELS = {"n": "rows n", "dim": "dimension d", "epsilon": "epsilon", "decay": "d
 
 @dataclass(frozen=True)
 class Problem:
-    """Where one number is measured."""
+    """One point at which the excess loss is measured."""
 
     n: int = 4000
     dim: int = 32
@@ -60,12 +60,13 @@ class Problem:
         return Ellipsoid(scale, float(np.linalg.norm(np.sqrt(scale) * self.sigma)))
 
     def means(self, method: str, hardness: float) -> Vector:
+        """`hardness` times the smallest means that the noise does not hide, at most σ."""
         detectable = self.ellipsoid(method).noise_std / (self.n * self.epsilon)
         means: Vector = np.minimum(hardness * detectable, self.sigma)
         return means
 
     def rows(self, method: str, hardness: float, seed: int) -> Vector:
-        """±σ_j in random order, with means up to one count and of random signs."""
+        """±σ_j in random order; the means have random signs and are exact up to one row."""
         rng = np.random.default_rng(seed)
         heads = np.rint(self.n * (1 + self.means(method, hardness) / self.sigma) / 2)
         signs = np.where(np.arange(self.n)[:, None] < heads, 1.0, -1.0)
@@ -75,7 +76,7 @@ class Problem:
 
 @dataclass(frozen=True)
 class Size:
-    """How much is run."""
+    """How much is measured: values of n, d, epsilon and decay, hardnesses, seeds and steps."""
 
     base: Problem
     values: dict[str, tuple[float, ...]]
@@ -109,12 +110,12 @@ QUICK = Size(
     hardness=(8.0, 16.0),
     seeds=3,
     steps=200,
-    workers=1,  # starting others would take longer
+    workers=1,  # starting processes would take longer
 )
 
 
 class Point(NamedTuple):
-    """A line of rates.csv: the median over seeds with its quartiles, between the bounds."""
+    """A line of rates.csv: median and quartiles over seeds, upper and lower bound."""
 
     varied: str
     value: float
@@ -128,7 +129,10 @@ class Point(NamedTuple):
 
 @dataclass(frozen=True)
 class Slope:
-    """Of log excess on the log of what varies, by least squares; predicted: of the privacy term."""
+    """Slope of log excess loss against the log of what varies, by least squares.
+
+    `predicted` is the slope of the privacy term of the upper bound.
+    """
 
     varied: str
     method: str
@@ -138,6 +142,8 @@ class Slope:
 
 @dataclass(frozen=True)
 class Outcome:
+    """What was measured, and the files that were written."""
+
     points: list[Point]
     slopes: list[Slope]
     files: list[Path]
@@ -152,9 +158,9 @@ class _Task(NamedTuple):
 
 
 def run(out: Path, quick: bool = False) -> Outcome:
-    """Measure, write rates.csv, rates.json, rates.png and rates.svg into `out`.
+    """Measure; write rates.csv, rates.json, rates.png and rates.svg into `out`.
 
-    The noise is seeded: for figures, not private.
+    The noise is seeded, so that the figures can be repeated: the results are not private.
     """
     size = QUICK if quick else FULL
     settings = [
@@ -185,7 +191,7 @@ def _at(base: Problem, varied: str, value: float) -> Problem:
 def _measure(
     size: Size, wanted: Collection[tuple[Problem, str]]
 ) -> dict[tuple[Problem, str], tuple[float, Vector]]:
-    """The worst hardness by the median over seeds, and the excesses there."""
+    """The hardness with the largest median excess loss over seeds, and the losses there."""
     tasks = [
         _Task(problem, method, hardness, size.seeds, size.steps)
         for (problem, method), hardness in product(wanted, size.hardness)
@@ -225,7 +231,7 @@ def _excesses(task: _Task) -> Vector:
             threads=1,
         )
         mean = rows.mean(axis=0)
-        # The minimum is minus the norm dual to the domain's.
+        # The minimum is minus the dual norm of the domain's.
         least = -np.linalg.norm(mean, 1 if method == "pagan" else 2)
         excesses.append(result.average @ mean - least)
     return np.array(excesses)
@@ -238,11 +244,11 @@ def _domain(method: str) -> Box | L2Ball:
 def _bounds(
     problem: Problem, method: str, hardness: float, steps: int
 ) -> tuple[theory.Bound, float]:
-    """Theorems 1 or 2 at p = inf, and 4 or 5."""
+    """The upper bound (Theorem 1 or 2 at p = ∞) and the lower bound (Theorem 4 or 5)."""
     upper = theory.pagan_bound if method == "pagan" else theory.pasan_bound
     lower = theory.box_lower_bound if method == "pagan" else theory.ball_lower_bound
     n, epsilon, ellipsoid = problem.n, problem.epsilon, problem.ellipsoid(method)
-    # No row is moved, and the gradient of the whole sample is its mean.
+    # No row is projected, and the gradient of the whole sample is its mean.
     bound = upper(
         problem.means(method, hardness),
         ellipsoid,
@@ -295,17 +301,22 @@ def _write_json(size: Size, slopes: list[Slope], hardest: Counter[float], out: P
 
 def _draw(points: list[Point], out: Path) -> list[Path]:
     fig, panels = figure(len(LABELS), width=13.0, height=4.5)
-    for axes, (varied, label) in zip(panels, LABELS.items(), strict=True):
+    for axes, (varied, x_label) in zip(panels, LABELS.items(), strict=True):
         for method, colour in zip(METHODS, COLOURS[1:], strict=False):
             chosen = [p for p in points if (p.varied, p.method) == (varied, method)]
             value, excess, low, high, upper, lower = np.array(
                 [(p.value, p.excess, p.low, p.high, p.upper, p.lower) for p in chosen]
             ).T
-            band(axes, value, excess, low, high, colour, f"{method.upper()}, measured")
+            label = f"{method.upper()}, measured"
+            draw_band(axes, value, (excess, low, high), colour, label)
             above, below = THEOREMS[method]
-            axes.plot(value, upper, color=colour, linestyle="--", label=f"at most, Theorem {above}")
-            axes.plot(value, lower, color=colour, linestyle=":", label=f"at least, Theorem {below}")
-        axes.set(xscale="log", yscale="log", xlabel=label)
+            axes.plot(
+                value, upper, color=colour, linestyle="--", label=f"upper bound, Theorem {above}"
+            )
+            axes.plot(
+                value, lower, color=colour, linestyle=":", label=f"lower bound, Theorem {below}"
+            )
+        axes.set(xscale="log", yscale="log", xlabel=x_label)
         ticks = sorted({p.value for p in points if p.varied == varied})
         axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
         axes.minorticks_off()

@@ -1,4 +1,4 @@
-"""Many independent runs on all cores, each result kept on disk: a killed experiment goes on."""
+"""Many independent runs on all cores; results are kept on disk, so that they can be resumed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ from typing import Any, TypeVar
 from privagrad._internal import progress
 
 Task = TypeVar("Task")
-Outcome = dict[str, Any]
+Outcome = TypeVar("Outcome")
+
+_RENAMED = (("Bout(", "Trial("), (" contender=", " variant="), (" looks=", " points="))
+"""Names in the journals of version 0.1, and what they are called now."""
 
 
 def run_tasks(
@@ -24,12 +27,24 @@ def run_tasks(
     description: str,
     workers: int | None = None,
 ) -> dict[Task, Outcome]:
-    """`work` of every task, by task; finished ones are read from `journal` instead.
+    """The outcome of every task; outcomes of finished tasks are read from `journal`.
 
-    A task's `repr` is its name in the journal, so it must hold everything its outcome depends on.
+    Parameters
+    ----------
+    work : callable
+        Takes a task and returns its outcome, which JSON can hold.
+    tasks : iterable
+        A task's `repr` is its name in the journal: it must show everything that the outcome
+        depends on.
+    journal : Path
+        A file with one line for every finished task.
+    description : str
+        The text of the progress bar.
+    workers : int or None
+        Number of processes; None: one for each core.
     """
     tasks = list(tasks)
-    done = _read(journal)
+    done: dict[str, Outcome] = _read(journal)
     missing = [task for task in tasks if repr(task) not in done]
     journal.parent.mkdir(parents=True, exist_ok=True)
     if missing:
@@ -46,7 +61,7 @@ def run_tasks(
 
 @contextmanager
 def _processes(workers: int | None) -> Iterator[ProcessPoolExecutor]:
-    """Fresh processes of one thread each: two pools of BLAS threads share the cores badly."""
+    """New processes with one BLAS thread each: several pools of threads slow each other down."""
     names = ("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "OMP_NUM_THREADS")
     before = {name: os.environ.get(name) for name in names}
     os.environ.update(dict.fromkeys(names, "1"))
@@ -61,7 +76,7 @@ def _processes(workers: int | None) -> Iterator[ProcessPoolExecutor]:
                 os.environ[name] = value
 
 
-def _read(journal: Path) -> dict[str, Outcome]:
+def _read(journal: Path) -> dict[str, Any]:
     if not journal.exists():
         return {}
     done = {}
@@ -70,5 +85,8 @@ def _read(journal: Path) -> dict[str, Outcome]:
             entry = json.loads(line)
         except json.JSONDecodeError:
             continue  # the line that was being written when the run was killed
-        done[entry["task"]] = entry["outcome"]
+        name = entry["task"]
+        for former, present in _RENAMED:
+            name = name.replace(former, present)
+        done[name] = entry["outcome"]
     return done

@@ -1,4 +1,4 @@
-"""Successive halving: many settings at little cost, the best third at three times as much."""
+"""Successive halving: many small trials, then larger ones of the best third."""
 
 from __future__ import annotations
 
@@ -8,23 +8,24 @@ from typing import TypeVar
 
 Candidate = TypeVar("Candidate")
 KEPT = 3
-"""One in so many goes on, at so many times the size: every rung costs the same."""
+"""One in KEPT candidates goes on, to trials KEPT times as large: every rung costs the same."""
 
 _TALLEST = 3
 
 
 @dataclass(frozen=True)
 class Rung:
-    """How many candidates are tried, and how large their trials are."""
+    """How many candidates are tried, and the size of their trials."""
 
     candidates: int
     size: int
 
 
 def ladder(seconds: float, seconds_per_unit: float, largest: int, least: int) -> list[Rung]:
-    """As many rungs as `seconds` allow, with trials of at least `least` units in the first.
+    """As many rungs as `seconds` allow.
 
-    The last one has three candidates and trials of at most `largest` units.
+    Trials of the first rung have at least `least` units. The last rung has three candidates and
+    trials of at most `largest` units.
     """
     affordable = seconds / seconds_per_unit
     for height in range(_TALLEST, 0, -1):
@@ -38,7 +39,7 @@ def ladder(seconds: float, seconds_per_unit: float, largest: int, least: int) ->
     needed = KEPT * least * seconds_per_unit
     raise ValueError(
         f"Expected at least {needed / 60:.1f} minutes of tuning for each method and epsilon, found "
-        f"{seconds / 60:.1f}: three of the smallest trials take that long here."
+        f"{seconds / 60:.1f}: three of the smallest trials take that long here. Give --tune more."
     )
 
 
@@ -47,7 +48,7 @@ def halve(
     rungs: Sequence[Rung],
     score: Callable[[Candidate, int, int], float],
 ) -> Candidate:
-    """The candidate with the least score; `score` is asked with a candidate, rung and size."""
+    """The candidate with the least `score(candidate, rung, size)`."""
     left = list(candidates)
     for number, rung in enumerate(rungs):
         left = left[: rung.candidates]

@@ -1,4 +1,4 @@
-"""The HTML report: one file with words, tables and charts that needs nothing else to be read."""
+"""HTML reports: one file with text, tables and charts, which loads nothing else."""
 
 from privagrad.report.charts import Series, bar_chart, gauge, line_chart
 from privagrad.report.page import (

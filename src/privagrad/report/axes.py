@@ -1,4 +1,4 @@
-"""Axes of charts: where values lie, ticks, and how wide their labels are."""
+"""Axes of charts: positions of values, ticks, and the width of labels."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LARGEST = 1e300
 
 @dataclass(frozen=True)
 class Axis:
-    """A linear map of [low, high] onto [start, end]; a log axis counts in powers of ten."""
+    """A linear map of [low, high] onto [start, end]; on a log axis, of the logarithms."""
 
     low: float
     high: float
@@ -36,13 +36,13 @@ class Axis:
         return list(zip(self.place(np.array(self.ticks)).tolist(), self.labels, strict=True))
 
     def between(self, left: float, right: float) -> Axis:
-        """From `left` to `right`, as far as the first and last label leave room for it."""
+        """From `left` to `right`, less the room that the first and the last label need."""
         first, last = text_width(self.labels[0]) / 2, text_width(self.labels[-1]) / 2
         return replace(self, start=max(left, first), end=min(right, WIDTH - last))
 
 
 def scaled_values(values: NDArray[np.float64], log: bool) -> NDArray[np.float64]:
-    """Coordinates on an axis; infinite for what is too far out to have a place on it."""
+    """Coordinates on an axis; infinite for values that are too large or too small for it."""
     scaled = np.where(np.abs(values) > LARGEST, np.copysign(np.inf, values), values)
     if log:
         below = scaled < 1 / LARGEST
@@ -51,7 +51,7 @@ def scaled_values(values: NDArray[np.float64], log: bool) -> NDArray[np.float64]
 
 
 def axis_of(at: Vector, log: bool, limits: Vector | None = None, room: float = 4 * WIDTH) -> Axis:
-    """An axis whose ticks cover the values, or lie within the limits; labels fit into `room`."""
+    """An axis with ticks that cover the values, or lie within the limits, and fit into `room`."""
     known = at[np.isfinite(at)]
     low, high = ends(known if limits is None else limits)
     if high - low <= (1e-6 if log else max(1e-12 * max(abs(low), abs(high)), 1 / LARGEST)):
@@ -85,7 +85,7 @@ def _steps(low: float, high: float, about: int) -> tuple[list[float], list[str]]
 
 
 def _powers(low: float, high: float, about: int) -> tuple[list[float], list[str]]:
-    """The same for a log axis: powers of ten, with 2 and 5 times them on short ones."""
+    """The same for a log axis: powers of ten; on short axes also 2 and 5 times a power of ten."""
     first, last = math.floor(low + 1e-9), math.ceil(high - 1e-9)
     every = math.ceil((last - first) / (about + 1))
     marks = [(1, e) for e in range(first, last + every, every)]
@@ -100,10 +100,11 @@ def _powers(low: float, high: float, about: int) -> tuple[list[float], list[str]
 
 
 def ends(values: Vector) -> tuple[float, float]:
+    """The least and the largest value."""
     return float(np.min(values)), float(np.max(values))
 
 
 def text_width(text: str) -> float:
-    """About the width of a text, on the safe side for wide fonts."""
+    """An upper estimate of the width of a text, also in wide fonts."""
     wide = sum(unicodedata.east_asian_width(letter) in "WF" for letter in text)
     return TEXT * (0.59 * len(text) + 0.4 * wide)

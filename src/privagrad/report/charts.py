@@ -1,7 +1,7 @@
 """Charts as SVG text: lines with bands, bars with whiskers, a budget.
 
-Colours are classes to which the style sheet gives values for light and dark; marks and dashes tell
-lines apart without colour. Every text from outside is escaped here.
+The style sheet defines the colours for light and dark mode; marks and dashes distinguish lines
+without colour. Every text from outside is escaped here.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _MARKS = (
 
 @dataclass(frozen=True)
 class Series:
-    """One line; NaN is a gap in it. Between `low` and `high` lies its band."""
+    """One line; NaN makes a gap. The band lies between `low` and `high`."""
 
     name: str
     x: ArrayLike
@@ -55,7 +55,7 @@ class Series:
 
 @dataclass(frozen=True)
 class _Line:
-    """The rows x, y, low, high of a series: as given, and on the axes (infinite: beyond them)."""
+    """x, y, low and high of a series: as given, and on the axes (infinite: outside of them)."""
 
     name: str
     given: NDArray[np.float64]
@@ -77,12 +77,12 @@ def line_chart(
     log_y: bool = False,
     y_range: tuple[float, float] | None = None,
 ) -> Chart:
-    """Lines over common axes; what is outside `y_range`, or ≤ 0 on a log axis, is not shown."""
+    """Lines on common axes; values outside `y_range`, or ≤ 0 on a log axis, are not shown."""
     limits = None if y_range is None else scaled_values(np.array(y_range, dtype=np.float64), log_y)
     if limits is not None and not -np.inf < limits[0] < limits[1] < np.inf:
         raise ValueError(f"Expected y_range=(low, high) on its axis, found {y_range!r}.")
-    lines = [_line(each, log_x, log_y, limits) for each in series]
-    banded = any(each.low is not None for each in series)
+    lines = [_line(given, log_x, log_y, limits) for given in series]
+    banded = any(given.low is not None for given in series)
     columns = ("line", x_label, y_label, "low", "high")[: 5 if banded else 3]
     rows = tuple(
         (line.name, *(None if math.isnan(cell) else cell for cell in row[: len(columns) - 1]))
@@ -113,7 +113,7 @@ def line_chart(
     parts.append(_text(right, bottom + 40, x_label, "label", "end", room=right))
     for number, line in enumerate(lines):
         parts += _drawn(line, number, x_axis, y_axis, few=6 if legend else 0)
-    return Chart(_svg(bottom + 46, title, "; ".join(map(_told, lines)), parts), columns, rows)
+    return Chart(_svg(bottom + 46, title, "; ".join(map(_described, lines)), parts), columns, rows)
 
 
 def bar_chart(
@@ -129,15 +129,21 @@ def bar_chart(
     columns = ("name", x_label, "± error")[: 2 if errors is None else 3]
     table = zip(map(str, names), known.tolist(), spread.tolist(), strict=True)
     rows = tuple(row[: len(columns)] for row in table)
-    placed = scaled_values(known, False)
-    if not np.isfinite(placed).any():
+    if not np.isfinite(scaled_values(known, False)).any():
         return Chart(_nothing(x_label), columns, rows)
+    tips = [f"{name}: {' ± '.join(map(readable, cells))}" for name, *cells in rows]
+    return Chart(_bars(tuple(map(str, names)), known, spread, tips, x_label), columns, rows)
 
+
+def _bars(
+    names: Sequence[str], known: Vector, spread: Vector, tips: Sequence[str], x_label: str
+) -> str:
+    placed = scaled_values(known, False)
     spread = np.where(np.isfinite(placed) & (spread <= LARGEST), spread, 0.0)
     low, high = placed - spread, placed + spread
-    left = min(175.0, max(text_width(str(name)) for name in names)) + 12
-    told = aligned(known.tolist(), 3)
-    right = WIDTH - 14 - max(map(text_width, told))
+    left = min(175.0, max(map(text_width, names))) + 12
+    values = aligned(known.tolist(), 3)
+    right = WIDTH - 14 - max(map(text_width, values))
     axis = axis_of(np.concatenate([[0.0], low, high]), False, room=right - left).between(
         left, right
     )
@@ -149,31 +155,30 @@ def bar_chart(
         parts.append(_text(x, bottom + 17, label, "tick", "middle"))
     parts.append(_text(right, bottom + 38, x_label, "label", "end", room=right))
     zero, *ends = axis.place(np.concatenate([[0.0], placed])).tolist()
-    tips = [" ± ".join(map(readable, row[1:])) for row in rows]
     for i, (name, end, start, stop) in enumerate(
         zip(names, ends, axis.place(low), axis.place(high), strict=True)
     ):
         y = 4 + _ROW * (i + 0.5)
         parts.append(_text(left - 12, y + 4.5, name, "name", "end", room=left - 12))
-        parts.append(_text(WIDTH, y + 4.5, told[i], "value", "end"))
+        parts.append(_text(WIDTH, y + 4.5, values[i], "value", "end"))
         if not np.isfinite(placed[i]):
             continue
         whisker = f"M{start:.2f} {y:.2f}H{stop:.2f}" + "".join(
             f"M{x:.2f} {y - 4:.2f}v8" for x in (start, stop)
         )
         parts.append(
-            f"<g><title>{escape(f'{name}: {tips[i]}')}</title>"
+            f"<g><title>{escape(tips[i])}</title>"
             f'<rect class="bar s{int(known[i] < 0)}" x="{min(zero, end):.2f}" y="{y - 6:.2f}" '
             f'width="{max(abs(end - zero), 0.8):.2f}" height="12"/>'
             + (f'<path class="whisker" d="{whisker}"/>' if spread[i] > 0 else "")
             + "</g>"
         )
     desc = f"{len(names)} bars between {axis.labels[0]} and {axis.labels[-1]}"
-    return Chart(_svg(bottom + 44, x_label, desc, parts), columns, rows)
+    return _svg(bottom + 44, x_label, desc, parts)
 
 
 def gauge(parts: Sequence[tuple[str, float, Kind]], total: float, unit_label: str) -> Chart:
-    """A budget as one bar: its parts side by side, what is left, and what goes beyond the total."""
+    """A budget as one bar: its parts, what is left, and what exceeds the total."""
     total = validate.positive("total", total)
     for name, amount, kind in parts:
         validate.choice("kind", kind, ("spent", "reserved", "this run"))
@@ -185,7 +190,7 @@ def gauge(parts: Sequence[tuple[str, float, Kind]], total: float, unit_label: st
     rows = (*((str(name), float(amount), kind) for name, amount, kind in parts), rest)
     amounts = [amount for _, amount, _ in rows]
     end, *widths = ((WIDTH - 4) * (part / max(total, used)) for part in (total, *amounts))
-    told = aligned(amounts)
+    values = aligned(amounts)
     head = f"{readable(used)} of {readable(total)} {unit_label}"
     drawn = [_text(0, 18, head, "headline", room=0.65 * WIDTH)]
     at = 2.0
@@ -199,7 +204,7 @@ def gauge(parts: Sequence[tuple[str, float, Kind]], total: float, unit_label: st
         at += widths[i]
         drawn.append(_piece(what, 2, y - 11, 13, 13))
         drawn.append(_text(24, y, name, "name", room=WIDTH - 120))
-        drawn.append(_text(WIDTH, y, told[i], "value", "end"))
+        drawn.append(_text(WIDTH, y, values[i], "value", "end"))
     drawn.append(f'<path class="total" d="M{2 + end:.2f} 28V64"/>')
     goal = f"total {readable(total)}"
     anchor = "end" if end > text_width(goal) else "start"
@@ -227,15 +232,15 @@ def _line(series: Series, log_x: bool, log_y: bool, limits: Vector | None) -> _L
 
 
 def _drawn(line: _Line, number: int, x_axis: Axis, y_axis: Axis, few: int) -> list[str]:
-    """The band, the line with its gaps; marks at all its points or at a few, tooltips at more."""
+    """The band and the line with its gaps; marks at all points or at a few; tooltips."""
     colour, dash = f"s{number % _COLOURS}", _DASHES[number % len(_DASHES)]
     x = x_axis.place(line.at[0])
     y, low, high = (y_axis.place(part) for part in line.at[1:])
     within = (line.at[2] <= y_axis.high) & (line.at[3] >= y_axis.low) & np.isfinite(line.at[0])
     parts = []
     for run in _runs(within):
-        ring = _path(np.r_[x[run], x[run][::-1]], np.r_[high[run], low[run][::-1]])
-        parts.append(f'<path class="band {colour}" d="{ring}z"/>')
+        outline = _path(np.r_[x[run], x[run][::-1]], np.r_[high[run], low[run][::-1]])
+        parts.append(f'<path class="band {colour}" d="{outline}z"/>')
     runs = _runs(line.shown)
     for run in runs:
         way = _path(x[run], y[run])
@@ -254,8 +259,8 @@ def _drawn(line: _Line, number: int, x_axis: Axis, y_axis: Axis, few: int) -> li
     return parts
 
 
-def _told(line: _Line) -> str:
-    """A line in words."""
+def _described(line: _Line) -> str:
+    """A line in words, for screen readers."""
     x, y = line.given[:2, line.shown]
     if not x.size:
         return f"{line.label}: nothing to draw"
@@ -264,13 +269,13 @@ def _told(line: _Line) -> str:
 
 
 def _runs(shown: NDArray[np.bool_]) -> list[slice]:
-    """The stretches without a gap."""
+    """The ranges without a gap."""
     edges = np.flatnonzero(np.diff(np.r_[0, shown, 0])).tolist()
     return [slice(*pair) for pair in zip(edges[::2], edges[1::2], strict=True)]
 
 
 def _some(points: NDArray[np.intp], most: int) -> set[int]:
-    """At most so many of the points, evenly spread, both ends among them."""
+    """At most so many of the points, evenly spread, with the first and the last."""
     if points.size <= most:
         return set(points.tolist())
     return set(points[np.linspace(0, points.size - 1, most).round().astype(np.intp)].tolist())
@@ -283,7 +288,7 @@ def _path(x: Vector, y: Vector) -> str:
 def _text(
     x: float, y: float, text: object, kind: str, anchor: str = "start", room: float = math.inf
 ) -> str:
-    """A text; where it does not fit into `room` its middle is left out, and a tooltip tells all."""
+    """A text; if it does not fit into `room`, its middle is cut and a tooltip shows all of it."""
     whole = short = " ".join(str(text).split())
     if text_width(whole) > room + 0.01:
         half = int(room / (1.18 * TEXT))
@@ -297,7 +302,7 @@ def _text(
 
 
 def _legend(names: list[str]) -> tuple[list[str], float]:
-    """Each line's look and name, in rows under the y label; and where they end."""
+    """The legend in rows below the y label, and the height where it ends."""
     parts: list[str] = []
     x, y = 0.0, 38.0 if names else 16.0
     for i, name in enumerate(names):
@@ -315,7 +320,7 @@ def _legend(names: list[str]) -> tuple[list[str], float]:
 
 
 def _piece(kind: str, x: float, y: float, width: float, height: float, tip: str = "") -> str:
-    """A rectangle of the budget; stripes tell apart what colour alone would."""
+    """A rectangle of the budget; stripes distinguish the kinds without colour."""
     stripes = "".join(f"M{x + d:.2f} {y:.2f}v{height:g}" for d in np.arange(3, width, 5))
     return (
         f'<g class="piece {kind.replace(" ", "-")}">'

@@ -1,7 +1,8 @@
-"""Reports of experiments: private optimizers compared, Figure 1, Table 1."""
+"""Reports of experiments: the comparison of optimizers, Figure 1, rates, Table 1."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -9,42 +10,45 @@ from typing import Any
 from privagrad.report.charts import Series, bar_chart, line_chart
 from privagrad.report.page import Banner, Block, Figure, Table, write_page
 
+Row = dict[str, Any]
+"""One line of a result, as it is kept in CSV or JSON."""
+
 _NOT_PRIVATE = (
-    "An experiment: methods were tuned and measured on these rows without privacy. It compares "
-    "methods; it does not release a model."
+    "NOT PRIVATE: the methods were tuned and measured on these rows without privacy. This "
+    "experiment compares methods; it does not release a model."
 )
 
 
-def write_compare_report(path: Path, problem: str, rows: Sequence[dict[str, Any]]) -> None:
-    """Losses of all methods, one chart an epsilon."""
+def write_compare_report(path: Path, problem: str, rows: Sequence[Row]) -> None:
+    """Write the losses of all methods, one chart for each epsilon."""
     blocks: list[Block] = [Banner(_NOT_PRIVATE, "warning")]
     blocks += _bars(rows, "excess", "excess loss over the optimum")
     columns = ("method", "epsilon", "loss", "low", "high", "excess", "epsilon_spent", "seconds",
                "step_size", "radius_factor")  # fmt: skip
-    blocks.append(_table("All figures", columns, rows))
-    write_page(path, "Private optimizers compared", f"on {problem}", blocks)
+    blocks.append(_table("All results", columns, rows))
+    write_page(path, "Comparison of private optimizers", f"on {problem}", blocks)
 
 
 def write_figure1_report(path: Path, summary: dict[str, Any]) -> None:
-    """Figure 1's final losses."""
+    """Write the final losses of Figure 1."""
     rows = summary["results"]
     blocks: list[Block] = _bars(rows, "excess", "excess loss over the optimum")
     columns = ("method", "epsilon", "loss", "low", "high", "excess", "step_size")
     blocks.append(_table("Final losses", columns, rows))
     ratios = summary["excess_ratio_of_pagan"]
     named = ("epsilon", "over", "ratio", "low", "high")
-    blocks.append(_table("Excess loss of PAGAN over that of others", named, ratios))
-    write_page(path, "Figure 1", "Absolute regression, synthetic data of the paper", blocks)
+    blocks.append(_table("Excess loss of PAGAN relative to other methods", named, ratios))
+    write_page(path, "Figure 1", "Absolute regression on the synthetic data of the paper", blocks)
 
 
 def write_rates_report(
     path: Path,
-    points: Sequence[dict[str, Any]],
-    slopes: Sequence[dict[str, Any]],
+    points: Sequence[Row],
+    slopes: Sequence[Row],
     labels: Mapping[str, str],
 ) -> None:
-    """Excess losses against n, d, epsilon and decay, between the paper's bounds."""
-    blocks: list[Block] = [Banner("An experiment with seeded noise, on made-up rows.", "warning")]
+    """Write the excess losses against n, d, epsilon and decay, with the paper's bounds."""
+    blocks: list[Block] = [Banner("An experiment with seeded noise on synthetic rows.", "warning")]
     for varied, method in dict.fromkeys((p["varied"], p["method"]) for p in points):
         some = [p for p in points if (p["varied"], p["method"]) == (varied, method)]
         at = [p["value"] for p in some]
@@ -58,16 +62,16 @@ def write_rates_report(
             lines, labels[varied], "excess loss", log_x=varied != "decay", log_y=True
         )
         title = f"{method.upper()} against {labels[varied]}"
-        blocks.append(Figure(title, chart, "Medians over seeds; the band lies between quartiles."))
+        blocks.append(Figure(title, chart, "Median over seeds; the band shows the quartiles."))
     columns = ("method", "varied", "measured", "predicted")
     blocks.append(_table("Slopes of log excess loss", columns, slopes))
-    write_page(path, "Rates", "Measured beside the paper's bounds", blocks)
+    write_page(path, "Rates", "Measured excess loss and the bounds of the paper", blocks)
 
 
-def write_language_report(path: Path, rows: Sequence[dict[str, Any]]) -> None:
-    """Perplexities of Table 1 and the curves of Figure 2."""
+def write_language_report(path: Path, rows: Sequence[Row]) -> None:
+    """Write the perplexities of Table 1 and the curves of Figure 2."""
     blocks: list[Block] = [
-        Banner("Runs with seeded noise, to be repeated: for figures, not for release.", "warning")
+        Banner("The noise is seeded: these runs are for figures, not for release.", "warning")
     ]
     for epsilon in dict.fromkeys(row["epsilon"] for row in rows):
         lines = [
@@ -80,7 +84,11 @@ def write_language_report(path: Path, rows: Sequence[dict[str, Any]]) -> None:
             if row["epsilon"] == epsilon
         ]
         chart = line_chart(lines, "epoch", "validation perplexity", log_y=True)
-        blocks.append(Figure(f"Epsilon {epsilon:g}", chart, "State carried along the text."))
+        blocks.append(
+            Figure(
+                f"Epsilon {epsilon:g}", chart, "The state of the LSTM is carried along the text."
+            )
+        )
     columns = ("method", "epsilon", "seed", "epochs", "batch_size", "step_size", "radius",
                "valid_perplexity", "valid_perplexity_reset", "test_perplexity", "epsilon_spent",
                "seconds")  # fmt: skip
@@ -88,8 +96,12 @@ def write_language_report(path: Path, rows: Sequence[dict[str, Any]]) -> None:
     write_page(path, "Table 1 and Figure 2", "An LSTM language model on WikiText-2", blocks)
 
 
-def _bars(rows: Sequence[dict[str, Any]], key: str, label: str) -> list[Block]:
-    """One chart an epsilon, methods in the order of the rows; whiskers to the band's upper end."""
+def _title(epsilon: float) -> str:
+    return "Without privacy" if math.isinf(epsilon) else f"Epsilon {epsilon:g}"
+
+
+def _bars(rows: Sequence[Row], key: str, label: str) -> list[Block]:
+    """One chart for each epsilon, with the methods in the order of the rows."""
     blocks: list[Block] = []
     for epsilon in dict.fromkeys(row["epsilon"] for row in rows):
         some = [row for row in rows if row["epsilon"] == epsilon]
@@ -99,14 +111,11 @@ def _bars(rows: Sequence[dict[str, Any]], key: str, label: str) -> list[Block]:
             [max(row["high"] - row["loss"], 0.0) for row in some],
             x_label=label,
         )
-        blocks.append(Figure(f"Epsilon {epsilon:g}", chart, "Whiskers: 95 % of the runs."))
+        caption = "Medians. Whiskers are ± the upper half of the 95 % confidence band."
+        blocks.append(Figure(_title(epsilon), chart, caption))
     return blocks
 
 
-def _table(title: str, columns: Sequence[str], rows: Sequence[dict[str, Any]]) -> Table:
+def _table(title: str, columns: Sequence[str], rows: Sequence[Row]) -> Table:
     names = [column.replace("_", " ") for column in columns]
-    return Table(title, names, [[_cell(row.get(column)) for column in columns] for row in rows])
-
-
-def _cell(value: Any) -> Any:
-    return "" if value is None else value
+    return Table(title, names, [[row.get(column) for column in columns] for row in rows])

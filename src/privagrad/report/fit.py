@@ -1,22 +1,28 @@
-"""The report of one fit: what it cost, how good it is, what it learned; all of it private."""
+"""The report of one fit: privacy cost, scores, and what the model has learned."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from privagrad.data.models import SavedModel
 from privagrad.privacy.ledger import Account
-from privagrad.report.charts import Series, bar_chart, gauge, line_chart
-from privagrad.report.page import Banner, Block, Card, Figure, Table, Text, write_page
+from privagrad.report.charts import Kind, Series, bar_chart, gauge, line_chart
+from privagrad.report.page import Banner, Block, Card, Cell, Figure, Table, Text, write_page
 
 _BARS = 24
+_TEST = {
+    "majority": "accuracy of the majority class",
+    "mean_absolute_error": "mean absolute error",
+    "mean_absolute_error_of_median": "mean absolute error of the median",
+}
+"""What the keys of a test's scores are called."""
 
 
 class _Neighbours(NamedTuple):
-    """A neighbouring relation in plain words: what stays hidden, and which change hides it."""
+    """A neighbouring relation in words: what stays hidden, and how neighbours differ."""
 
     hidden: str
     change: str
@@ -33,11 +39,11 @@ _NEIGHBOURS = {
         "Replace the values of any one row by any others, while the number of rows stays the same",
     ),
 }
-"""The only place where the report says what its promise is about."""
+"""The only place where the report states what its guarantee is about."""
 
 
 def write_fit_report(path: Path, model: SavedModel, account: Account | None = None) -> None:
-    """One HTML file about a model, beside the budget that paid for it."""
+    """Write one HTML file about a model and the budget that was charged for it."""
     made = model.made
     subtitle = f"{model.loss} on {made['table']}, {made['rows']} rows, {made['at']}"
     write_page(path, f"Private model of {_target(model)}", subtitle, _blocks(model, account))
@@ -45,22 +51,22 @@ def write_fit_report(path: Path, model: SavedModel, account: Account | None = No
 
 def _blocks(model: SavedModel, account: Account | None) -> list[Block]:
     privacy = model.privacy
-    promise = (
-        f"Epsilon {privacy['epsilon']:.4g} at delta {privacy['delta']:.3g}: whoever sees this "
+    guarantee = (
+        f"Epsilon {privacy['epsilon']:.4g} at delta {privacy['delta']:.3g}: a reader of this "
         f"model and this report can hardly tell {_NEIGHBOURS[privacy['relation']].hidden}."
     )
     if "test" in model.evaluation:
-        promise += " Figures on the test table are exact, and tell about its own rows."
-    banner = Banner(promise, "good")
+        guarantee += " The scores on the test table are exact: they are not private."
+    banner = Banner(guarantee, "good")
     if privacy["seeded"]:
-        banner = Banner("NOT PRIVATE: the noise was seeded and can be drawn again.", "warning")
+        banner = Banner("NOT PRIVATE: the noise was seeded and can be repeated.", "warning")
     blocks: list[Block] = [banner, _privacy_card(model), _model_card(model)]
     if account is not None:
         blocks.append(_budget(model, account))
     blocks += [_quality(model), *_curves(model), _coefficients(model), _ellipsoid(model)]
     if "test" in model.evaluation:
         blocks.append(_test_card(model))
-    return [*blocks, _events(model), _all_coefficients(model), _words(model)]
+    return [*blocks, _events(model), _all_coefficients(model), _guarantee(model)]
 
 
 def _target(model: SavedModel) -> str:
@@ -71,11 +77,11 @@ def _privacy_card(model: SavedModel) -> Card:
     privacy = model.privacy
     rows = [
         ("Epsilon", f"{privacy['epsilon']:.4g}", "the total of all releases below"),
-        ("Delta", f"{privacy['delta']:.3g}", "with at most this probability it says nothing"),
+        ("Delta", f"{privacy['delta']:.3g}", "probability that the guarantee may fail"),
         ("Neighbours", privacy["relation"], _NEIGHBOURS[privacy["relation"]].hidden),
         ("Sampling", privacy["sampling"], ""),
         ("Accountant", privacy["accountant"], "releases are composed, not added"),
-        ("Noise", "seeded, NOT private" if privacy["seeded"] else "from a secure source", ""),
+        ("Noise", "seeded: NOT private" if privacy["seeded"] else "from a secure source", ""),
     ]
     return Card("Privacy", [*rows, *(("Public", fact, "") for fact in privacy["public"])])
 
@@ -87,7 +93,7 @@ def _model_card(model: SavedModel) -> Card:
         ("Loss", model.loss, ""),
         ("Method", made["method"], f"{made['steps']} steps of about {made['batch_size']} rows"),
         ("Columns", f"{len(model.features)}", "after encoding"),
-        ("Bound on gradients", f"{made['radius']:.4g}", "the ellipsoid's radius"),
+        ("Bound on gradients", f"{made['radius']:.4g}", "radius of the ellipsoid"),
         ("privagrad", made["version"], ""),
     ]
     if made["dataset"]:
@@ -99,7 +105,7 @@ def _budget(model: SavedModel, account: Account) -> Figure:
     others = [run for run in account.runs if run.name != model.made["run"]]
     before = Account(account.name, account.epsilon, account.delta, None, tuple(others)).spent
     open_runs = [run for run in others if run.state == "reserved"]
-    parts: list[Any] = [("other runs", before, "spent")]
+    parts: list[tuple[str, float, Kind]] = [("other runs", before, "spent")]
     if model.made["run"]:
         parts.append(("this run", max(account.spent - before, 0.0), "this run"))
     note = f"At delta {account.delta:g}. Costs compose: a run adds less than its own epsilon."
@@ -114,14 +120,16 @@ def _budget(model: SavedModel, account: Account) -> Figure:
 
 def _quality(model: SavedModel) -> Figure:
     found = model.evaluation
-    names = ["this model", "majority rule" if model.classes else "the target's centre"]
+    names = ["this model", "majority class" if model.classes else "centre of the target"]
     error = 2 * found["score_noise"]
     what = "accuracy" if model.classes else "1 - mean loss / cap"
-    chart = bar_chart(
-        names, [found["score"], found["baseline"]], [error, error], x_label=f"{what}, own rows"
+    values = [found["score"], found["baseline"]]
+    chart = bar_chart(names, values, [error, error], x_label=f"{what}, training rows")
+    caption = (
+        "Private: measured with noise and charged to epsilon. Whiskers are ±2 standard deviations "
+        "of that noise."
     )
-    caption = "Private: asked of the rows with noise, paid from the same budget; whiskers are ±2 "
-    return Figure("How good it is", chart, caption + "standard deviations of that noise.")
+    return Figure("Score", chart, caption)
 
 
 def _curves(model: SavedModel) -> list[Figure]:
@@ -129,22 +137,31 @@ def _curves(model: SavedModel) -> list[Figure]:
     steps = np.array(found["steps"], dtype=np.float64)
     losses = np.array(found["losses"], dtype=np.float64)
     clipped = np.array(found["clipped"], dtype=np.float64)
+    known = np.isfinite(clipped)
     noise, cap = 2 * found["curve_noise"], found["loss_cap"]
     loss = line_chart(
         [Series("loss", steps, losses, losses - noise * cap, losses + noise * cap)],
         "step",
-        f"mean loss (a row at most {cap:.3g})",
+        f"mean loss (at most {cap:.3g} for each row)",
     )
     share = line_chart(
-        [Series("shrunk", steps, clipped, clipped - noise, clipped + noise)],
+        [
+            Series(
+                "clipped",
+                steps[known],
+                clipped[known],
+                (clipped - noise)[known],
+                (clipped + noise)[known],
+            )
+        ],
         "step",
         "share of rows",
         y_range=(0.0, 1.0),
     )
-    band = "The band is ±2 standard deviations of the noise that keeps it private."
+    band = "Private: the band is ±2 standard deviations of the noise that was added."
     return [
         Figure("Loss", loss, band),
-        Figure("Rows whose gradients are shrunk to the ellipsoid", share, band),
+        Figure("Rows with clipped gradients", share, f"Projected onto the ellipsoid. {band}"),
     ]
 
 
@@ -160,12 +177,12 @@ def _coefficients(model: SavedModel) -> Figure:
         names = [f"{model.features[j]} ({model.classes[row[j]]})" for j in order]
     chart = bar_chart(names, effect[order], error[order], x_label="effect of a typical change")
     caption = (
-        "Coefficients times the columns' learned units, the largest first. Whiskers are ±2 "
-        "standard deviations over trainings repeated on made-up rows with independent columns; "
-        "columns that say the same thing share their effect more loosely than shown."
+        "Coefficients times the learned units of the columns, the largest first. Whiskers are ±2 "
+        "standard deviations over repeated trainings on synthetic rows with independent columns. "
+        "Coefficients of correlated columns vary more than that."
     )
     if model.classes and len(model.intercept) == 1:
-        caption = f"Bars to the right speak for {model.classes[1]}. " + caption
+        caption = f"Positive values raise the probability of {model.classes[1]}. {caption}"
     return Figure("Coefficients", chart, caption)
 
 
@@ -176,23 +193,23 @@ def _ellipsoid(model: SavedModel) -> Figure:
     chart = bar_chart(
         [model.features[j] for j in shown], half_axes[shown], x_label="half axis of the ellipsoid"
     )
-    few = "" if order.size <= _BARS else "The longest and the shortest. "
+    few = "" if order.size <= _BARS else "The longest and the shortest half axes. "
     return Figure(
         "The ellipsoid",
         chart,
-        few + "How far one row may pull each column's coefficient in a step, and in the same "
-        "proportion how much noise it gets; columns are in their learned units.",
+        few + "A half axis bounds the gradient of a row in that column. The noise in the column is "
+        "proportional to it. Columns are in their learned units.",
     )
 
 
 def _test_card(model: SavedModel) -> Card:
     test = model.evaluation["test"]
     rows = [
-        (key.replace("_", " "), value if isinstance(value, str) else f"{value:.5g}", "")
+        (_TEST.get(key, key), value if isinstance(value, str) else f"{value:.5g}", "")
         for key, value in test.items()
         if key != "private"
     ]
-    return Card("On a test table: NOT private, exact figures about its rows", rows)
+    return Card("Test table: NOT private, exact scores", rows)
 
 
 def _events(model: SavedModel) -> Table:
@@ -200,13 +217,13 @@ def _events(model: SavedModel) -> Table:
         (e["purpose"], e["count"], f"{e['noise_multiplier']:.4g}", e.get("sampling") or "all rows")
         for e in model.privacy["events"]
     ]
-    return Table("Every release", ("what", "times", "noise multiplier", "rows"), rows)
+    return Table("All releases", ("purpose", "times", "noise multiplier", "rows"), rows)
 
 
 def _all_coefficients(model: SavedModel) -> Table:
     names = model.classes if len(model.intercept) > 1 and model.classes else [""]
     columns = ["feature", *(f"coefficient {name}".strip() for name in names), "noise", "centre"]
-    rows: list[list[Any]] = [
+    rows: list[list[Cell]] = [
         [feature, *model.coef[:, j].tolist(), float(model.coef_noise[:, j].max()),
          float(model.centre[j]), float(model.unit[j])]
         for j, feature in enumerate(model.features)
@@ -216,17 +233,17 @@ def _all_coefficients(model: SavedModel) -> Table:
     return Table("All coefficients, in original units", (*columns, "unit"), rows, collapsed=True)
 
 
-def _words(model: SavedModel) -> Text:
+def _guarantee(model: SavedModel) -> Text:
     privacy = model.privacy
     return Text(
-        "What this promises",
+        "What is guaranteed",
         [
             f"{_NEIGHBOURS[privacy['relation']].change}: no result of this run becomes more than "
             f"exp({privacy['epsilon']:.3g}) times as likely or unlikely, except with probability "
             f"{privacy['delta']:.2g}. This holds whatever else is known about the row.",
-            "It protects rows, one at a time. If a person has several rows, or rows belong to a "
-            "family, their protection is weaker. What holds of the whole population is learned and "
-            "not hidden: that is what the model is for.",
-            "Further runs on the same rows add to the cost. Keep account of them with a budget.",
+            "The guarantee protects each row separately. It is weaker for a person with several "
+            "rows, or for a group of related rows. It does not hide what is true of the whole "
+            "population: the model is there to learn that.",
+            "Other runs on the same rows add to the cost. Use a budget to keep track of them.",
         ],
     )

@@ -1,7 +1,7 @@
-"""One HTML file that needs nothing else: blocks of text, tables and drawings, and the page.
+"""A page as one HTML file: blocks of text, tables and charts.
 
-Every text from outside is escaped; the only markup a block may bring is a chart's drawing. The
-page's own policy forbids it to load or to run anything.
+Every text from outside is escaped; the only markup in a block is the drawing of a chart. The page's
+content security policy forbids it to load or to run anything.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ Row = tuple[str, Cell] | tuple[str, Cell, str]
 _MOST_ROWS = 400
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
 _SIGNS = {"note": "i", "good": "✓", "warning": "!"}
-# What nobody can see, and what turns the order of the text around it.
-_UNSEEN = re.compile(
+# Characters that are invisible, or that reverse the order of the text around them.
+_UNPRINTABLE = re.compile(
     r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff\ufffe\uffff]"
 )
 
 
 @dataclass(frozen=True)
 class Chart:
-    """A drawing as SVG, and its data for those who would rather read a table."""
+    """A drawing as SVG, and its data as a table."""
 
     svg: str
     columns: tuple[str, ...]
@@ -45,7 +45,7 @@ class Chart:
 
 @dataclass(frozen=True)
 class Card:
-    """PublicFacts: a label, a value and perhaps a note in each row."""
+    """Facts: every row has a label, a value and optionally a note."""
 
     title: str
     rows: Sequence[Row]
@@ -53,7 +53,7 @@ class Card:
 
 @dataclass(frozen=True)
 class Table:
-    """Columns of numbers stand to the right; a collapsed table opens at a click."""
+    """A table; columns of numbers are aligned to the right. A collapsed table opens at a click."""
 
     title: str
     columns: Sequence[str]
@@ -63,7 +63,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Figure:
-    """A chart with its caption, and its data in a collapsed table below."""
+    """A chart with its caption, and its data in a collapsed table below it."""
 
     title: str
     chart: Chart
@@ -80,7 +80,7 @@ class Text:
 
 @dataclass(frozen=True)
 class Banner:
-    """One statement nobody should miss."""
+    """The most important statement of the page."""
 
     text: str
     kind: Literal["note", "good", "warning"] = "note"
@@ -90,7 +90,7 @@ Block = Card | Table | Figure | Text | Banner
 
 
 def render(title: str, subtitle: str, blocks: Sequence[Block]) -> str:
-    """The page as text; cards and figures that follow each other stand side by side."""
+    """The page as text; consecutive cards and figures are shown side by side."""
     style = resources.files("privagrad.report").joinpath("style.css").read_text("utf-8")
     parts = []
     for paired, group in groupby(blocks, key=lambda block: isinstance(block, Card | Figure)):
@@ -122,14 +122,14 @@ def render(title: str, subtitle: str, blocks: Sequence[Block]) -> str:
 
 
 def write_page(path: Path | str, title: str, subtitle: str, blocks: Sequence[Block]) -> None:
-    """Write the page whole or not at all."""
+    """Write the page in one piece: an interrupted write leaves no file."""
     page = render(title, subtitle, blocks)
     with atomic_write(Path(path)) as file:
         file.write(page.encode("utf-8"))
 
 
 def readable(value: Cell, digits: int = 4) -> str:
-    """A cell as text: whole numbers in full, others to so many digits."""
+    """A cell as text: integers in full, other numbers with so many digits."""
     if value is None or isinstance(value, str):
         return value or "–"
     if isinstance(value, bool | np.bool_):
@@ -146,7 +146,7 @@ def readable(value: Cell, digits: int = 4) -> str:
 
 
 def aligned(cells: Sequence[Cell], digits: int = 4) -> list[str]:
-    """The cells of a column as text: where few decimals do, all numbers have as many."""
+    """The cells of a column as text, with the same number of decimals where few are enough."""
     texts = [readable(cell, digits) for cell in cells]
     decimals = max((len(text.partition(".")[2]) for text in texts), default=0)
     if decimals > 5 or not all(_is_number(cell) for cell in cells) or "e" in "".join(texts):
@@ -165,7 +165,7 @@ def scientific(value: float, digits: int) -> str:
 
 def escape(text: object) -> str:
     """Text that is safe in HTML and SVG, between tags and within quotes."""
-    return html.escape(_UNSEEN.sub("\ufffd", str(text)))
+    return html.escape(_UNPRINTABLE.sub("\ufffd", str(text)))
 
 
 def _block(block: Block) -> str:
@@ -190,8 +190,8 @@ def _block(block: Block) -> str:
 
 
 def _fact(label: str, value: Cell, note: str = "") -> str:
-    told = f"<small>{escape(note)}</small>" if note else ""
-    return f"<div><dt>{escape(label)}</dt><dd>{escape(readable(value))}{told}</dd></div>"
+    small = f"<small>{escape(note)}</small>" if note else ""
+    return f"<div><dt>{escape(label)}</dt><dd>{escape(readable(value))}{small}</dd></div>"
 
 
 def _figure(figure: Figure) -> str:

@@ -1,4 +1,4 @@
-"""Text as numbers: a vocabulary, and sequences of words that are the units of privacy."""
+"""Texts as numbers: a vocabulary, and sequences of words, which are the units of privacy."""
 
 from __future__ import annotations
 
@@ -6,19 +6,24 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from privagrad._internal import validate
+
+Batch = tuple[Tensor, Tensor]
+
 UNKNOWN, END = "<unk>", "<eos>"
 VOCABULARY = 8000
 LENGTH = 35
+_QUICK = {"vocabulary": 1000, "train": 40_000, "valid": 4_000, "public": 20_000}
+"""Sizes in words of the vocabulary and the texts of a quick run."""
 
 
 def read_tokens(path: Path) -> list[str]:
-    """The words of a file, each line ended by a word of its own."""
+    """The words of a file; every line ends with the word <eos>."""
     if not path.is_file():
         raise FileNotFoundError(f"Expected a text file, found nothing at {path}.")
     tokens: list[str] = []
@@ -39,7 +44,7 @@ def read_folder(folder: Path) -> list[str]:
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """The most frequent words, and one number for all others."""
+    """A number for each of the most frequent words, and 0 for all others."""
 
     numbers: dict[str, int]
 
@@ -58,9 +63,9 @@ class Vocabulary:
 
 
 class Sequences(Dataset[tuple[Tensor, Tensor]]):
-    """A stream of words cut into examples: `length` words, and the word that follows each.
+    """Examples of `length` words, each word with the word that follows it as target.
 
-    The last target of an example is the first word of the next one.
+    The last target of an example is the first word of the next example.
     """
 
     def __init__(self, stream: Tensor, length: int = LENGTH) -> None:
@@ -79,13 +84,67 @@ class Sequences(Dataset[tuple[Tensor, Tensor]]):
     def __getitem__(self, row: int) -> tuple[Tensor, Tensor]:
         return self.inputs[row], self.targets[row]
 
-    def __getitems__(self, rows: list[int]) -> Any:
+    def __getitems__(self, rows: list[int]) -> Batch:
         return self.inputs[rows], self.targets[rows]
 
 
-def collate(batch: Any) -> Any:
-    """Batches as `Sequences` gives them; single examples, for templates, stacked."""
+def collate(batch: Batch | list[Batch]) -> Batch:
+    """A batch of `Sequences` as it is; a list of examples stacked."""
     if isinstance(batch, tuple):
         return batch
     inputs, targets = zip(*batch, strict=True)
     return torch.stack(inputs), torch.stack(targets)
+
+
+@dataclass(frozen=True)
+class Texts:
+    """The private text, the held-out texts and the public text as numbers."""
+
+    vocabulary: Vocabulary
+    train: Tensor
+    valid: Tensor
+    test: Tensor | None
+    public: Tensor | None
+
+    def require_public(self, method: str) -> Tensor:
+        """The public text; an error if `method` needs it and there is none."""
+        if self.public is None:
+            raise ValueError(
+                f"Expected public text for {method}, found none: give --public-dir, or leave the "
+                "method out."
+            )
+        return self.public
+
+
+def read_texts(
+    folder: Path, public: Path | None, vocabulary: str = "train", quick: bool = False
+) -> Texts:
+    """Read train.txt, valid.txt and, if it exists, test.txt of a folder; and the public text.
+
+    Parameters
+    ----------
+    public : Path or None
+        A folder with text that needs no protection.
+    vocabulary : {"train", "public"}
+        The text whose most frequent words are numbered. That of "train" is not private.
+    quick : bool
+        Read the beginning of the texts only.
+    """
+    validate.choice("vocabulary", vocabulary, ("train", "public"))
+    train, valid = read_tokens(folder / "train.txt"), read_tokens(folder / "valid.txt")
+    test = folder / "test.txt"
+    others = read_folder(public) if public is not None else None
+    if quick:
+        train, valid = train[: _QUICK["train"]], valid[: _QUICK["valid"]]
+        others = others and others[: _QUICK["public"]]
+    source = train if vocabulary == "train" else others
+    if source is None:
+        raise ValueError("Expected --public-dir with --vocabulary public, found none.")
+    words = Vocabulary.of(source, _QUICK["vocabulary"] if quick else VOCABULARY)
+    return Texts(
+        words,
+        words.encode(train),
+        words.encode(valid),
+        words.encode(read_tokens(test)) if test.is_file() and not quick else None,
+        None if others is None else words.encode(others),
+    )

@@ -1,4 +1,4 @@
-"""Table 1 and Figure 2 as files: CSV, Markdown beside the paper's figures, plots."""
+"""Table 1 and Figure 2 as files: CSV, Markdown with the paper's figures, plots."""
 
 from __future__ import annotations
 
@@ -8,12 +8,18 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import TYPE_CHECKING, Any
 
+from privagrad.experiments import DELTA
+from privagrad.experiments.language.corpus import LENGTH, Sequences, Texts
+from privagrad.experiments.language.settings import PAPER_WIDTH, SHAPED
 from privagrad.experiments.language.tuning import Trial, price
 from privagrad.experiments.plots import COLOURS, figure, save
 from privagrad.privacy.events import GaussianEvent
 
 if TYPE_CHECKING:
-    from privagrad.experiments.language.training import Texts
+    from matplotlib.lines import Line2D
+
+Row = dict[str, Any]
+"""The fields of a `Setting` and of a `RunResult`, as they are kept in JSON."""
 
 LABELS = {
     "dp-sgd": "DP-SGD",
@@ -43,12 +49,12 @@ COLUMNS = (
 )  # fmt: skip
 
 
-def _label(row: dict[str, Any]) -> str:
+def _label(row: Row) -> str:
     return LABELS[row["kind"]] + (", word frequencies" if row["words"] else "")
 
 
-def write(out: Path, rows: list[dict[str, Any]], texts: Texts, trials: list[Trial]) -> None:
-    """table1.csv and .md, curves.csv, figure2.png and .svg; `rows` are runs with their results."""
+def write_results(out: Path, rows: list[Row], texts: Texts, trials: list[Trial]) -> None:
+    """Write table1.csv and .md, curves.csv, figure2.png and .svg."""
     with (out / "table1.csv").open("w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, COLUMNS, extrasaction="ignore")
         writer.writeheader()
@@ -58,33 +64,34 @@ def write(out: Path, rows: list[dict[str, Any]], texts: Texts, trials: list[Tria
         curves = csv.writer(file)
         curves.writerow(["method", "epsilon", "seed", "epoch", "rounds", "valid_perplexity"])
         for row in rows:
-            for epoch, value in enumerate(row["valid_curve"], start=1):
-                rounds = row["steps_made"] * epoch // len(row["valid_curve"])
+            points = zip(_rounds(row), row["valid_curve"], strict=True)
+            for epoch, (rounds, value) in enumerate(points, start=1):
                 curves.writerow([row["method"], row["epsilon"], row["seed"], epoch, rounds, value])
-    notes = _against_the_ball(rows) + _price(trials, rows, texts)
+    notes = _differences(rows) + _prices(trials, rows, len(Sequences(texts.train)))
     if texts.test is None:
-        notes.append("There was no test.txt: that column is empty.")
+        notes.append("There was no test.txt: the test column is empty.")
     (out / "table1.md").write_text(_markdown(rows, notes), encoding="utf-8")
     _draw(out / "figure2", rows)
 
 
-def _against_the_ball(rows: list[dict[str, Any]]) -> list[str]:
-    """How much higher perplexities are with shaped noise, seed by seed, with an interval."""
-    from privagrad.experiments.language.training import SHAPED
+def _rounds(row: Row) -> list[int]:
+    """The number of steps after each epoch."""
+    epochs = len(row["valid_curve"])
+    return [row["steps_made"] * epoch // epochs for epoch in range(1, epochs + 1)]
 
+
+def _differences(rows: list[Row]) -> list[str]:
+    """The perplexity of shaped noise relative to the ball, seed by seed, with an interval."""
     found = {(r["kind"], r["words"], r["epsilon"], r["seed"]): r["valid_perplexity"] for r in rows}
     notes = []
-    for kind, words, epsilon in dict.fromkeys(key[:3] for key in found):
-        if kind not in SHAPED:
-            continue
-        pairs = [
-            (value, found["dp-sgd", words, epsilon, key[3]])
+    for kind, words, epsilon in dict.fromkeys(key[:3] for key in found if key[0] in SHAPED):
+        differences = [
+            100 * (value / found["dp-sgd", *key[1:]] - 1)
             for key, value in found.items()
-            if key[:3] == (kind, words, epsilon) and ("dp-sgd", words, epsilon, key[3]) in found
+            if key[:3] == (kind, words, epsilon) and ("dp-sgd", *key[1:]) in found
         ]
-        if len(pairs) > 1:
-            rises = [100 * (value / ball - 1) for value, ball in pairs]
-            middle, half = interval(rises)
+        if len(differences) > 1:
+            middle, half = interval(differences)
             known = " with word frequencies" if words else ""
             notes.append(
                 f"- {LABELS[kind]} against DP-SGD{known} at epsilon {epsilon:g}: {middle:+.1f} % "
@@ -92,49 +99,44 @@ def _against_the_ball(rows: list[dict[str, Any]]) -> list[str]:
             )
     if not notes:
         return []
-    told = "Validation perplexity, mean over seeds and its interval at 95 % (Student's t):"
-    return ["", told, "", *notes, ""]
+    title = "Validation perplexity, mean over seeds with its 95 % interval (Student's t):"
+    return ["", title, "", *notes, ""]
 
 
 def interval(values: list[float]) -> tuple[float, float]:
-    """The mean of two values or more, and half the length of its interval at 95 %."""
+    """The mean of two or more values, and half the length of its 95 % interval."""
     from scipy.stats import t
 
     half = t.ppf(0.975, len(values) - 1) * stdev(values) / math.sqrt(len(values))
     return mean(values), float(half)
 
 
-def _price(trials: list[Trial], rows: list[dict[str, Any]], texts: Texts) -> list[str]:
+def _prices(trials: list[Trial], rows: list[Row], examples: int) -> list[str]:
     """What the tuning would cost if it were charged."""
-    from privagrad.experiments.language.corpus import Sequences
-    from privagrad.experiments.language.training import DELTA
-
     if not trials:
         return []
-    examples = len(Sequences(texts.train))
     notes = [
         f"Step size, radius and schedule are the best of {len(trials)} trials on the validation "
-        "text (tuning.csv), which are not charged. If all were private runs of their own:"
+        "text (tuning.csv). The trials are not charged. If every trial were a private run:"
     ]
     finals = {(row["method"], row["epsilon"]): row for row in rows}
     for (method, epsilon), row in finals.items():
         own = [t for t in trials if (t.method, t.epsilon) == (method, epsilon)]
         if own and math.isfinite(epsilon):
             batch = min(row["batch_size"], examples)
-            final = GaussianEvent(
-                row["noise_multiplier"], row["steps_made"], "poisson", examples, batch
-            )
-            cost = price(own, final, DELTA)
+            noise, steps = row["noise_multiplier"], row["steps_made"]
+            final = GaussianEvent(noise, steps, "poisson", examples, batch)
             notes.append(
-                f"- {_label(row)}: {len(own)} trials and the run itself, epsilon {cost:.3g} in "
-                f"place of {epsilon:g}"
+                f"- {_label(row)}: {len(own)} trials and the run itself, epsilon "
+                f"{price(own, final, DELTA):.3g} instead of {epsilon:g}"
             )
     return notes
 
 
-def _markdown(rows: list[dict[str, Any]], notes: list[str]) -> str:
+def _markdown(rows: list[Row], notes: list[str]) -> str:
     lines = [
-        "| method | epsilon | validation, state carried | reset every 35 | test | paper's test |",
+        "| method | epsilon | validation, state carried | "
+        f"reset every {LENGTH} | test | paper's test |",
         "|---|---|---|---|---|---|",
     ]
     for method, epsilon in dict.fromkeys((row["method"], row["epsilon"]) for row in rows):
@@ -142,22 +144,22 @@ def _markdown(rows: list[dict[str, Any]], notes: list[str]) -> str:
         cells = [_spread([r[key] for r in group]) for key in _SHOWN]
         paper = PAPER.get((method, epsilon))
         lines.append(f"| {_label(group[0])} | {epsilon:g} | {' | '.join(cells)} | {paper or ''} |")
-    lines += ["", "Perplexities, mean ± standard deviation over seeds. The noise is seeded."]
+    lines += ["", "Perplexity, mean ± standard deviation over seeds. The noise is seeded."]
     lines.append(
         "The vocabulary is taken from the training text unless --vocabulary public: that is "
         "not private."
     )
     if any(row["words"] for row in rows):
         lines.append(
-            "Word frequencies: of the public text; biases start from them, and rare words' rows "
-            "take smaller steps. Not in the paper."
+            "Word frequencies: the biases start from the word frequencies of the public text, and "
+            "the rows of rare words take smaller steps. This is not in the paper."
         )
     if any(row["sample"] for row in rows):
         lines.append(
             "Trials: all steps of a run with all of its noise, on few examples a step. Not private."
         )
-    if any(row["width"] != 120 for row in rows):
-        lines.append("A small model on a slice of the text: not to be compared with the paper's.")
+    if any(row["width"] != PAPER_WIDTH for row in rows):
+        lines.append("A small model on a part of the text: not comparable with the paper.")
     return "\n".join([*lines, *notes]) + "\n"
 
 
@@ -171,20 +173,20 @@ def _spread(values: list[float | None]) -> str:
     return f"{mean(known):.1f}" + (f" ± {stdev(known):.1f}" if len(known) > 1 else "")
 
 
-def _draw(stem: Path, rows: list[dict[str, Any]]) -> None:
+def _draw(stem: Path, rows: list[Row]) -> None:
     epsilons = sorted({r["epsilon"] for r in rows if math.isfinite(r["epsilon"])}, reverse=True)
     panels = epsilons or [math.inf]
     colours = dict(zip(LABELS, COLOURS, strict=False))
-    lines: dict[str, Any] = {}
+    lines: dict[str, Line2D] = {}
     fig, grid = figure(len(panels), width=4.2 * len(panels), height=4.2)
     for axes, epsilon in zip(grid, panels, strict=True):
         for row in (row for row in rows if row["epsilon"] == epsilon):
             best = [min(row["valid_curve"][: k + 1]) for k in range(len(row["valid_curve"]))]
-            rounds = [row["steps_made"] * k // len(best) for k in range(1, len(best) + 1)]
+            style = "--" if row["words"] else "-"
             (lines[_label(row)],) = axes.plot(
-                rounds, best, color=colours[row["kind"]], linestyle="--" if row["words"] else "-"
+                _rounds(row), best, color=colours[row["kind"]], linestyle=style
             )
         axes.set(title=f"epsilon = {epsilon:g}", xlabel="rounds")
-    grid[0].set_ylabel("least validation perplexity so far")
-    grid[-1].legend(lines.values(), lines.keys(), frameon=False, fontsize="small")
+    grid[0].set_ylabel("best validation perplexity so far")
+    grid[-1].legend(list(lines.values()), list(lines), frameon=False, fontsize="small")
     save(fig, stem)

@@ -1,4 +1,4 @@
-"""Step size, radius and schedule of the language model's methods, by successive halving."""
+"""Tuning of step size, radius and schedule by successive halving."""
 
 from __future__ import annotations
 
@@ -6,16 +6,17 @@ import csv
 import math
 import random
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, astuple, dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import NamedTuple, get_type_hints
 
+from privagrad.experiments.language.corpus import Texts
+from privagrad.experiments.language.public import Report
+from privagrad.experiments.language.settings import SCHEDULES, Setting
+from privagrad.experiments.language.training import train
 from privagrad.experiments.tuning import halve, ladder
 from privagrad.privacy.accounting import PrivacyPlan
 from privagrad.privacy.events import GaussianEvent
-
-if TYPE_CHECKING:
-    from privagrad.experiments.language.training import Setting, Texts
 
 STEP_FACTORS = (1.0, 2.0, 0.5, 4.0, 0.25)
 RADIUS_FACTORS = (1.0, 0.5, 2.0)
@@ -23,11 +24,11 @@ LEAST = 10
 """Examples a step of the smallest trial."""
 
 _WORDS = 20_000
+"""Words of the validation text that a trial is evaluated on."""
 
 
-@dataclass(frozen=True)
-class Trial:
-    """One line of the tuner's log."""
+class Trial(NamedTuple):
+    """One line of tuning.csv; `texts` is the folder of the runs, which identifies the texts."""
 
     texts: str
     method: str
@@ -44,10 +45,66 @@ class Trial:
     seconds: float
 
 
-def candidates(recipe: Setting) -> list[Setting]:
-    """The recipe and its neighbours on the grid, in an order that is the same every time."""
-    from privagrad.experiments.language.training import SCHEDULES
+class Tuner:
+    """Finds the best setting of a method in a given time.
 
+    Trials make the steps of the whole run with its noise, on fewer examples, and are compared by
+    their perplexity on the first words of the validation text. Every trial is a line of
+    out/tuning.csv; trials in that file are not repeated.
+
+    Parameters
+    ----------
+    texts : Texts
+    out : Path
+        The folder of tuning.csv.
+    runs : Path
+        The folder of the runs on these texts.
+    show : callable or None
+        Takes a setting and returns the function that reports the progress of its trial.
+    """
+
+    def __init__(
+        self,
+        texts: Texts,
+        out: Path,
+        runs: Path,
+        show: Callable[[Setting], Report] | None = None,
+    ) -> None:
+        self._texts = replace(texts, valid=texts.valid[: _WORDS + 1], test=None)
+        self._log, self._runs, self._show = out / "tuning.csv", runs, show
+        self._known = {trial[:10]: trial for trial in read_trials(self._log)}
+
+    @property
+    def trials(self) -> list[Trial]:
+        """All trials on these texts."""
+        return [trial for trial in self._known.values() if trial.texts == self._runs.name]
+
+    def best(self, recipe: Setting, seconds: float) -> Setting:
+        """The best of the candidates around a recipe that can be tried in the given time."""
+        pace = self._trial(recipe, -1, LEAST).seconds / LEAST
+        rungs = ladder(seconds, pace, recipe.batch_size, LEAST)
+        return halve(
+            candidates(recipe), rungs, lambda s, k, size: self._trial(s, k, size).valid_perplexity
+        )
+
+    def _trial(self, setting: Setting, rung: int, sample: int) -> Trial:
+        run = (setting.method, setting.epsilon, setting.epochs, setting.batch_size)
+        tuned = (setting.step_size, setting.radius, setting.schedule)
+        key = (self._runs.name, *run, rung, sample, *tuned)
+        if key not in self._known:
+            short = replace(setting, sample=sample)
+            report = None if self._show is None else self._show(short)
+            result = train(short, self._texts, self._runs / "trial", report)
+            found = result["valid_perplexity"]
+            score = found if math.isfinite(found) else math.inf
+            trial = Trial(*key, score, result["noise_multiplier"], result["seconds"])
+            self._known[key] = trial
+            _append(self._log, trial)
+        return self._known[key]
+
+
+def candidates(recipe: Setting) -> list[Setting]:
+    """The recipe, then its neighbours on the grid in a random but fixed order."""
     grid = [
         replace(recipe, step_size=recipe.step_size * s, radius=recipe.radius * r, schedule=kind)
         for s in STEP_FACTORS
@@ -59,56 +116,17 @@ def candidates(recipe: Setting) -> list[Setting]:
     return [recipe, *others]
 
 
-def tune(
-    recipe: Setting,
-    texts: Texts,
-    seconds: float,
-    out: Path,
-    runs: Path,
-    show: Callable[[Setting], Any] | None = None,
-) -> Setting:
-    """The best of `candidates` within a time; every trial is a line of out/tuning.csv.
-
-    Trials make the steps of the whole run with its noise, on fewer examples, and are judged by
-    the first words of the validation text. Trials found in the log are not made again.
-    """
-    from privagrad.experiments.language.training import train
-
-    log = out / "tuning.csv"
-    known = {_key(trial): trial for trial in read_trials(log)}
-    brief = replace(texts, valid=texts.valid[: _WORDS + 1], test=None)
-
-    def make(setting: Setting, rung: int, sample: int) -> Trial:
-        wanted = _key_of(setting, runs.name, rung, sample)
-        if wanted not in known:
-            trial = replace(setting, sample=sample)
-            result = train(trial, brief, runs / "trial", show and show(trial))
-            found = result["valid_perplexity"]
-            score = found if math.isfinite(found) else math.inf
-            known[wanted] = Trial(
-                runs.name, setting.method, setting.epsilon, setting.epochs, setting.batch_size,
-                rung, sample, setting.step_size, setting.radius, setting.schedule,
-                score, result["noise_multiplier"], result["seconds"],
-            )  # fmt: skip
-            _append(log, known[wanted])
-        return known[wanted]
-
-    pace = make(recipe, -1, LEAST).seconds / LEAST
-    rungs = ladder(seconds, pace, recipe.batch_size, LEAST)
-    return halve(candidates(recipe), rungs, lambda s, k, n: make(s, k, n).valid_perplexity)
-
-
 def price(trials: Iterable[Trial], final: GaussianEvent, delta: float) -> float:
-    """What the chosen run would cost if its trials were private runs on the same budget."""
+    """The epsilon of the final run and its trials if all were private runs on the same text."""
     events = [replace(final, noise_multiplier=trial.noise_multiplier) for trial in trials]
     return PrivacyPlan((*events, final)).epsilon(delta)
 
 
 def read_trials(log: Path) -> list[Trial]:
-    """What the log holds; a line that was cut off while it was written does not count."""
+    """All trials of tuning.csv; an incomplete last line is ignored."""
     if not log.exists():
         return []
-    kinds = (str, str, float, int, int, int, int, float, float, str, float, float, float)
+    kinds = get_type_hints(Trial).values()
     with log.open(newline="", encoding="utf-8") as file:
         lines = [line for line in list(csv.reader(file))[1:] if len(line) == len(kinds)]
     return [Trial(*(kind(v) for kind, v in zip(kinds, line, strict=True))) for line in lines]
@@ -116,18 +134,9 @@ def read_trials(log: Path) -> list[Trial]:
 
 def _append(log: Path, trial: Trial) -> None:
     log.parent.mkdir(parents=True, exist_ok=True)
-    fresh = not log.exists()
+    is_new = not log.exists()
     with log.open("a", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
-        if fresh:
-            writer.writerow(asdict(trial))
-        writer.writerow(astuple(trial))
-
-
-def _key_of(setting: Setting, texts: str, rung: int, sample: int) -> tuple[Any, ...]:
-    run = (setting.method, setting.epsilon, setting.epochs, setting.batch_size)
-    return (texts, *run, rung, sample, setting.step_size, setting.radius, setting.schedule)
-
-
-def _key(trial: Trial) -> tuple[Any, ...]:
-    return astuple(trial)[:10]
+        if is_new:
+            writer.writerow(Trial._fields)
+        writer.writerow(trial)
