@@ -276,6 +276,19 @@ def test_chunks_are_the_whole_table_in_order(tmp_path, monkeypatch):
     assert np.array_equal(np.concatenate([part.y for part in found.parts()]), found.targets)
 
 
+def test_numbers_are_kept_once_and_in_single_precision_where_the_matrix_is_dense(tmp_path):
+    path = tmp_path / "people.csv"
+    path.write_text("a,b,c,y\n1,2,x,no\n3,4,z,yes\n")
+    schema = Schema((Column("a"), Column("b"), Column("c", "ignore"), Column("y", "category")), "y")
+    table = open_table(path, schema)
+    rows = table.rows()
+    rows[0, 0] = 7.0
+    assert (rows.dtype, table.rows()[0, 0]) == (np.float32, 7.0)
+    table = open_table(path, schema.with_columns([Column("c", "category")]))
+    assert table.numbers.dtype == np.float64  # c may have so many categories that it is sparse
+    assert table.with_categories({"c": ("x", "z")}).rows().dtype == np.float32
+
+
 def test_text_among_numbers_is_told_by_line(tmp_path):
     path = tmp_path / "people.csv"
     path.write_text("a,y\n1,2\nx,3\n2,4\n")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from typing import Annotated
 
 import typer
@@ -54,4 +55,6 @@ def main(
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print and exit.")
     ] = False,
 ) -> None:
+    # What was imported stays until the end: the garbage collector need not look at it again.
+    gc.freeze()
     _output.debugging = debug

@@ -30,8 +30,8 @@ def open_table(path: Path, schema: Schema) -> Table:
     if schema.libsvm:
         return open_libsvm(path, schema)
     unknown = _unknown(schema)
-    # Numbers of a sparse matrix stay double; without unknown categories it is known to be dense.
-    single = not unknown and not encoding_of(schema).sparse
+    # Sparse matrices hold doubles, and unknown categories may make the matrix sparse.
+    single = set(unknown) <= {schema.target} and not encoding_of(schema).sparse
     return _open_columns(path, schema, unknown, np.float32 if single else np.float64)
 
 
