@@ -23,8 +23,9 @@ from pathlib import Path
 from typing import Any
 
 from privagrad.fitting import FitRequest, fingerprint, prepare, run
-from privagrad.fitting import fit as runs_module
-from privagrad.fitting import plan as jobs_module
+from privagrad.fitting import fit as fit_module
+from privagrad.fitting import plan as plan_module
+from privagrad.fitting import save as save_module
 from privagrad.linear import Choices
 from privagrad.privacy.events import GaussianEvent
 from privagrad.privacy.ledger import Ledger
@@ -94,8 +95,8 @@ class Points:
         sqlite3.connect = connected  # type: ignore[assignment]
         GaussianSum.release = told  # type: ignore[method-assign]
         # How often a fit trains on made-up rows depends on its noise: the same in every child.
-        source = runs_module.random_source
-        runs_module.random_source = lambda _: source(0)
+        source = fit_module.random_source
+        fit_module.random_source = lambda _: source(0)
         patches: list[tuple[Any, str]] = [
             (os, "fsync"),
             (os, "replace"),
@@ -103,9 +104,8 @@ class Points:
             (shutil, "copyfile"),
             (shutil, "rmtree"),
             (hashlib, "file_digest"),
-            (jobs_module, "read_libsvm"),
-            (runs_module, "read_libsvm"),
-            (runs_module, "save_model"),
+            (plan_module, "open_table"),
+            (save_module, "save_model"),
         ]
         for owner, name in patches:
             setattr(owner, name, self.around(name, getattr(owner, name)))

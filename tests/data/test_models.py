@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from privagrad._internal.atomic import atomic_write
-from privagrad.data.models import SavedModel, load_model, save_model
+from privagrad.data.models import VERSION, SavedModel, load_model, save_model
 from privagrad.data.schema import Column, Schema
 
 
@@ -51,6 +51,33 @@ def test_a_model_that_says_add_or_remove_one_keeps_its_meaning(tmp_path):
         load_model(path)
 
 
+@pytest.mark.parametrize("version", range(1, VERSION + 1))
+def test_models_of_every_version_open(tmp_path, version):
+    save_model(model(), tmp_path / "m.model")
+    changed(tmp_path / "m.model", tmp_path / "old.model", card={"version": version})
+    assert load_model(tmp_path / "old.model").features == model().features
+
+
+def test_rows_of_other_files_are_in_the_models_columns(tmp_path):
+    (tmp_path / "t.csv").write_text("b,a,y\n<x>,1,yes\nü,2,\nother,,no\n")
+    saved = replace(model(), schema=model().schema.with_columns([Column("y", "category",
+                    categories=("no", "yes"))]))  # fmt: skip
+    [part] = saved.rows(tmp_path / "t.csv", target=True)
+    assert part.X.tolist() == [[1, 0, 1], [2, 1, 0], [0, 0, 0]]
+    assert np.array_equal(part.y, [1, np.nan, 0], equal_nan=True)
+    [part] = saved.rows(tmp_path / "t.csv")
+    assert part.y is None
+    (tmp_path / "t.libsvm").write_text("no 1:5 9:9\n")
+    with pytest.raises(ValueError, match=r"the columns of t\.csv, found t\.libsvm"):
+        saved.rows(tmp_path / "t.libsvm")
+    (tmp_path / "t.libsvm").write_text("1 1:5 9:9\n2 2:3\n")
+    [part] = replace(model(("1", "3")), schema=None).rows(tmp_path / "t.libsvm", target=True)
+    assert part.X.toarray().tolist() == [[5, 0, 0], [0, 3, 0]]
+    assert part.y.tolist() == [0, -1]
+    [part] = replace(model(None), schema=None).rows(tmp_path / "t.libsvm", target=True)
+    assert part.y.tolist() == [1, 2]
+
+
 def test_predictions():
     X = np.array([[1.0, 0, 0], [0, 1, 0], [-5.0, 0, 1]])
     two = replace(model(), coef=np.array([[1.0, -1.0, 0.0]]), intercept=np.array([0.5]))
@@ -90,7 +117,8 @@ def changed(path, out, **entries):
     ("entries", "message"),
     [
         ({"card": {"format": "other"}}, "no model of privagrad"),
-        ({"card": {"version": 99}}, "newer than this"),
+        ({"card": {"version": VERSION + 1}}, "newer than this"),
+        ({"card": {"version": "1"}}, "Expected a model"),
         ({"card": {"features": ["a"]}}, "shape"),
         ({"card": {"classes": ["a"]}}, "classes"),
         ({"card": {"schema": {"columns": 3}}}, "Expected a model"),

@@ -13,8 +13,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from privagrad.data.libsvm import read_libsvm
-from privagrad.data.readers import chunks, count_categories, infer_schema, read_rows, read_table
+from privagrad.data.readers import chunks, infer_schema, open_table, read_table
 from privagrad.data.schema import Column, Schema
+from privagrad.data.tables import Rows
+
+
+def read_rows(path, schema):
+    table = open_table(path, schema)
+    return Rows(table.rows(), table.targets, table.encoding.names)
+
 
 FRAME = pl.DataFrame({"age": [30, 40, 50], "income": [1.5, 2.5, 3.5], "label": [0, 1, 1]})
 WRITERS = {
@@ -149,7 +156,8 @@ def test_files_without_a_header(tmp_path):
     path.write_text("31, cook, low\n32, baker, ?\n33, baker, middle\n")
     assert np.array_equal(read_rows(path, schema).y, [0, np.nan, -1], equal_nan=True)
     path.write_text("31, cook\n32, baker\n")
-    assert read_rows(path, schema, target=False).X.tolist() == [[31, 1, 0], [32, 0, 1]]
+    [part] = chunks(path, schema, target=False)
+    assert part.X.tolist() == [[31, 1, 0], [32, 0, 1]]
     path.write_text("31, cook, a, b\n")
     with pytest.raises(ValueError, match="Expected 3 columns"):
         read_rows(path, schema)
@@ -200,8 +208,9 @@ def test_a_header_over_text_alone_is_the_users_word(tmp_path):
     assert [c.name for c in found.columns] == ["city", "job"]
     jobs = Column("job", "category", categories=("cook", "job"))
     schema = replace(found.with_columns([jobs]), target="city")
-    assert count_categories(path, schema, ["city"]) == {"city": Counter({"Bern": 1, "Rome": 1})}
-    assert read_rows(path, schema, target=False).X.tolist() == [[1, 0], [0, 1]]
+    table = open_table(path, replace(schema, target="city"))
+    assert table.counts == {"city": Counter({"Bern": 1, "Rome": 1})}
+    assert table.rows().tolist() == [[1, 0], [0, 1]]
 
 
 def test_numbers_are_brought_within_bounds_and_blanks_are_filled(tmp_path):
@@ -246,7 +255,8 @@ def test_the_same_categories_in_every_format(tmp_path):
 
 
 def test_chunks_are_the_whole_table_in_order(tmp_path, monkeypatch):
-    monkeypatch.setattr("privagrad.data.readers._CHUNK", 1000)
+    monkeypatch.setattr("privagrad.data.frames.CHUNK", 1000)
+    monkeypatch.setattr("privagrad.data.tables.CHUNK", 700)
     path = tmp_path / "long.csv"
     path.write_text("a,b,y\n" + "\n".join(f"{k},{k % 3},{k}" for k in range(25_000)))
     schema = Schema(
@@ -255,8 +265,28 @@ def test_chunks_are_the_whole_table_in_order(tmp_path, monkeypatch):
     parts = list(chunks(path, schema))
     assert np.array_equal(np.concatenate([part.y for part in parts]), np.arange(25_000))
     assert np.array_equal(read_rows(path, schema).X[:, 0], np.arange(25_000))
-    counted = count_categories(path, schema, ["b"])
-    assert counted == {"b": Counter({"0": 8334, "1": 8333, "2": 8333})}
+    whole = np.concatenate([part.X for part in parts])
+    assert np.array_equal(read_rows(path, schema).X, whole)
+    unknown = schema.with_columns([Column("b", "category")])
+    table = open_table(path, unknown)
+    assert table.counts == {"b": Counter({"0": 8334, "1": 8333, "2": 8333})}
+    found = table.with_categories({"b": ("0", "1", "2")})
+    assert np.array_equal(found.rows(), whole)
+    assert np.array_equal(np.concatenate([part.X for part in found.parts()]), whole)
+    assert np.array_equal(np.concatenate([part.y for part in found.parts()]), found.targets)
+
+
+def test_numbers_are_kept_once_and_in_single_precision_where_the_matrix_is_dense(tmp_path):
+    path = tmp_path / "people.csv"
+    path.write_text("a,b,c,y\n1,2,x,no\n3,4,z,yes\n")
+    schema = Schema((Column("a"), Column("b"), Column("c", "ignore"), Column("y", "category")), "y")
+    table = open_table(path, schema)
+    rows = table.rows()
+    rows[0, 0] = 7.0
+    assert (rows.dtype, table.rows()[0, 0]) == (np.float32, 7.0)
+    table = open_table(path, schema.with_columns([Column("c", "category")]))
+    assert table.numbers.dtype == np.float64  # c may have so many categories that it is sparse
+    assert table.with_categories({"c": ("x", "z")}).rows().dtype == np.float32
 
 
 def test_text_among_numbers_is_told_by_line(tmp_path):
@@ -300,9 +330,15 @@ def test_whatever_a_file_holds_it_is_a_table_or_a_clear_error(tmp_path_factory, 
     with clear_errors():
         found = infer_schema(path)
         schema = replace(found, target=found.columns[-1].name)
-        unknown = [c.name for c in schema.features if c.kind == "category"]
-        count_categories(path, schema, unknown)
-        read_rows(path, schema)
+        table = open_table(path, schema)
+        found = {name: tuple(sorted(counts)) for name, counts in table.counts.items()}
+        same = read_rows(path, schema.with_columns(
+            replace(schema.column(name), categories=values) for name, values in found.items()
+        ))  # fmt: skip
+        table = table.with_categories(found)
+        assert table.encoding.names == same.names
+        assert np.array_equal(table.targets, same.y, equal_nan=True)
+        assert abs(table.rows() - same.X).max() == 0
 
 
 @given(st.binary(max_size=200), st.sampled_from(["csv", "parquet", "arrow", "libsvm"]))

@@ -1,22 +1,32 @@
 """A fit and its budget: what is released is reserved first, whenever the process is killed."""
 
-import gc
 import hashlib
 import multiprocessing
 import os
+import shutil
 import sqlite3
 import stat
 import sys
+import tempfile
+from collections import Counter
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import polars as pl
 import pytest
 
+from privagrad.data import libsvm as libsvm_module
+from privagrad.data import readers, tables
 from privagrad.data.models import load_model, save_model
+from privagrad.data.readers import open_table
 from privagrad.data.schema import Column, Schema
-from privagrad.fitting import FitRequest, fingerprint, prepare, run
+from privagrad.fitting import FitRequest, fingerprint, prepare, run, scores
+from privagrad.fitting import fit as fit_module
+from privagrad.fitting import save as save_module
+from privagrad.fitting.snapshots import Snapshot
 from privagrad.linear import Choices
 from privagrad.privacy.accounting import PrivacyPlan
 from privagrad.privacy.events import GaussianEvent
@@ -80,7 +90,7 @@ def test_a_fit_that_fails_stays_charged(tmp_path, monkeypatch):
     def full_disk(*_):
         raise OSError("no space left")
 
-    monkeypatch.setattr("privagrad.fitting.fit.save_model", full_disk)
+    monkeypatch.setattr("privagrad.fitting.save.save_model", full_disk)
     with pytest.raises(OSError, match="no space"):
         run(job, tmp_path / "m.model", False)
     [entry] = ledger.account("rows").runs
@@ -124,9 +134,131 @@ def test_a_finished_run_cannot_be_given_back_while_its_model_is_saved(tmp_path, 
             ledger.release(model.made["run"], "taken for dead")
         save_model(model, path)
 
-    monkeypatch.setattr("privagrad.fitting.fit.save_model", save)
+    monkeypatch.setattr("privagrad.fitting.save.save_model", save)
     run(job, tmp_path / "m.model", False)
     assert load_model(tmp_path / "m.model").made["run"] == ledger.account("rows").runs[0].name
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_model_is_saved_once_after_the_ledger_even_if_its_test_fails(
+    tmp_path, monkeypatch, fails
+):
+    """Scores come between the ledger and the file; without them the model is saved all the same."""
+    ledger = Ledger(tmp_path / "ledger.db")
+    ledger.create("rows", 2.0, 1e-5)
+    test = libsvm(tmp_path / "test.libsvm", 300)
+    job = prepare(request(tmp_path, dataset="rows", ledger=ledger, test=test))
+    done = []
+    real: dict[str, Any] = {
+        "score": scores.with_scores,
+        "save": save_model,
+        "finish": Ledger.finish,
+    }
+
+    def watched(name):
+        def function(*arguments):
+            done.append(name)
+            if name == "score" and fails:
+                raise MemoryError("a large table")
+            return real[name](*arguments)
+
+        return function
+
+    monkeypatch.setattr("privagrad.fitting.save.with_scores", watched("score"))
+    monkeypatch.setattr("privagrad.fitting.save.save_model", watched("save"))
+    monkeypatch.setattr(Ledger, "finish", watched("finish"))
+    with pytest.raises(MemoryError) if fails else nullcontext():
+        run(job, tmp_path / "m.model", False)
+    assert done == ["finish", "score", "save"]
+    model = load_model(tmp_path / "m.model")
+    assert model.made["run"] == ledger.account("rows").runs[0].name
+    assert ("test" in model.evaluation) != fails
+    if not fails:
+        assert model.evaluation["test"]["rows"] == 300
+
+
+TESTS = {
+    "missing column": ("x\n1\n", "Expected the column 'label'"),
+    "text": ("x,label\nhigh,yes\n", "found other text"),
+    "no target": ("x,label\n1,\n", "rows with a target"),
+    "no rows": ("x,label\n", "found none"),
+}
+
+
+@pytest.mark.parametrize("name", TESTS)
+def test_nothing_is_spent_where_the_test_table_is_wrong(tmp_path, name):
+    pl.DataFrame({"x": np.arange(600.0), "label": ["yes", "no"] * 300}).write_csv(
+        tmp_path / "t.csv"
+    )
+    ledger = Ledger(tmp_path / "ledger.db")
+    ledger.create("rows", 2.0, 1e-5)
+    schema = Schema((Column("x"), Column("label", "category")), "label")
+    text, message = TESTS[name]
+    (tmp_path / "test.csv").write_text(text)
+    asked = FitRequest(
+        tmp_path / "t.csv", None, 1.0, schema=schema, dataset="rows", ledger=ledger,
+        test=tmp_path / "test.csv",
+    )  # fmt: skip
+    with pytest.raises(ValueError, match=message):
+        prepare(asked)
+    with pytest.raises(ValueError, match="same columns"):
+        prepare(replace(asked, test=libsvm(tmp_path / "test.libsvm")))
+    assert ledger.history("rows") == []
+
+
+def counted(monkeypatch, *places):
+    """How often each of these functions is called."""
+    calls: Counter[str] = Counter()
+
+    def around(name, real):
+        def function(*arguments, **options):
+            calls[name] += 1
+            return real(*arguments, **options)
+
+        return function
+
+    for owner, name in places:
+        monkeypatch.setattr(owner, name, around(name, getattr(owner, name)))
+    return calls
+
+
+@pytest.mark.parametrize("tested", [False, True])
+@pytest.mark.parametrize("ending", ["csv", "parquet", "libsvm"])
+@pytest.mark.parametrize("stated", [False, True])
+def test_a_file_is_parsed_and_encoded_once(tmp_path, monkeypatch, ending, stated, tested):
+    """With and without discovery, a budget and a test table, which is one more file."""
+    rng = np.random.default_rng(0)
+    city = rng.choice(["Bern", "Rome"], 1200)
+    label = np.where(city == "Bern", "yes", "no")
+    frame = pl.DataFrame({"x": rng.random(1200), "city": city, "label": label})
+    path, test = tmp_path / f"t.{ending}", tmp_path / f"test.{ending}"
+    if ending == "libsvm":
+        libsvm(path), libsvm(test, 200)
+    else:
+        for rows, place in ((frame, path), (frame.head(200), test)):
+            rows.write_parquet(place) if ending == "parquet" else rows.write_csv(place)
+    cities, labels = (("Bern", "Rome"), ("no", "yes")) if stated else ((), ())
+    columns = (Column("x"), Column("city", "category", categories=cities),
+               Column("label", "category", categories=labels))  # fmt: skip
+    ledger = Ledger(tmp_path / "ledger.db")
+    ledger.create("rows", 4.0, 1e-5)
+    asked = FitRequest(
+        path, None, 2.0, schema=Schema(columns, "label"), dataset="rows", ledger=ledger,
+        classes=("-1", "1") if stated and ending == "libsvm" else None,
+        choices=Choices(steps=5), test=test if tested else None,
+    )  # fmt: skip
+    calls = counted(
+        monkeypatch,
+        (readers, "frames"), (libsvm_module, "read_libsvm"), (tables, "one_hot"),
+        (readers, "one_hot"), (fit_module, "as_rows"), (save_module, "save_model"),
+    )  # fmt: skip
+    job = prepare(asked)
+    assert calls == {"read_libsvm" if ending == "libsvm" else "frames": 1 + tested}
+    run(job, tmp_path / "m.model", False)
+    files = 1 + tested
+    parsed, encoded = ("read_libsvm", 0) if ending == "libsvm" else ("frames", files)
+    expected = {parsed: files, "one_hot": encoded, "as_rows": 1, "save_model": 1}
+    assert calls == {name: count for name, count in expected.items() if count}
 
 
 @pytest.mark.parametrize("opened", [True, False])
@@ -158,31 +290,53 @@ def test_the_rows_that_are_fitted_are_those_of_the_fingerprint(
         return found
 
     monkeypatch.setattr(hashlib, "file_digest", then_exchanged)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     target = None if ending == "libsvm" else "y"
     asked = FitRequest(path, target, 1.0, loss="huber", dataset="rows", ledger=ledger)
     job = prepare(asked)
     assert job.n == 600
-    copy = job.request.table
+    assert list(tmp_path.glob("privagrad-*")) == []
+    path.unlink()
     assert run(job, tmp_path / "m.model", False).made["rows"] == 600
-    assert not copy.exists()
-    assert path.exists()
     assert ledger.owners(content) == ["rows"]
     if opened:
+        write(table.head(7))
         with pytest.raises(ValueError, match="other content"):
             prepare(asked)
 
 
-def test_copies_of_rows_do_not_outlive_a_job(tmp_path):
+@pytest.mark.parametrize("fails", [False, True])
+def test_copies_of_rows_do_not_outlive_their_reading(tmp_path, monkeypatch, fails):
     ledger = Ledger(tmp_path / "ledger.db")
     asked = request(tmp_path, dataset="rows", ledger=ledger)
     ledger.create("rows", 2.0, 1e-5, fingerprint(asked.table))
-    job = prepare(asked)
-    folder = job.request.table.parent
-    assert folder != tmp_path
-    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
-    del job
-    gc.collect()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    folders = []
+
+    def opened(path, schema):
+        folders.append(path.parent)
+        assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+        if fails:
+            raise ValueError("Expected a table.")
+        return open_table(path, schema)
+
+    monkeypatch.setattr("privagrad.fitting.plan.open_table", opened)
+    with pytest.raises(ValueError, match="a table") if fails else nullcontext():
+        prepare(asked)
+    [folder] = folders
+    assert folder.name.startswith("privagrad-")
     assert not folder.exists()
+
+
+def test_a_copy_that_fails_leaves_nothing(tmp_path, monkeypatch):
+    def full_disk(*_):
+        raise OSError("no space left")
+
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(shutil, "copyfile", full_disk)
+    with pytest.raises(OSError, match="no space"), Snapshot(tmp_path / "rows.csv"):
+        pass
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_content_with_a_budget_is_paid_by_no_other_one(tmp_path):
@@ -359,6 +513,6 @@ def test_killed_at_any_moment_nothing_is_forgotten(tmp_path):
         for when in ("before", "after")
         for what in (
             "BEGIN IMMEDIATE", "INSERT INTO history", "COMMIT", "release", "writestr", "fsync",
-            "replace", "save_model", "read_libsvm", "copyfile", "file_digest", "rmtree",
+            "replace", "save_model", "open_table", "copyfile", "file_digest", "rmtree",
         )
     }  # fmt: skip

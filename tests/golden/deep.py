@@ -74,7 +74,7 @@ def train(module: Any, optimizer: Any, loader: Any, epochs: int = 1) -> None:
     for _ in range(epochs):
         for x, y in loader:
             optimizer.zero_grad()
-            F.cross_entropy(module(x), y).backward()  # type: ignore[no-untyped-call]
+            F.cross_entropy(module(x), y).backward()
             optimizer.step()
 
 

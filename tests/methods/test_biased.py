@@ -68,7 +68,7 @@ def test_the_steps_are_the_papers(
     found = run(rule, gradient, outside, **settings)
     start = domain.project(outside)
     iterates = np.array(list(reference(rule, gradients, start, alpha, domain)))
-    close = {"rel": 1e-7, "abs": 1e-9}
+    close: dict[str, Any] = {"rel": 1e-7, "abs": 1e-9}
     assert np.array(asked) == pytest.approx(np.vstack([start, iterates[:-1]]), **close)
     assert found.last == pytest.approx(iterates[-1], **close)
     assert found.average == pytest.approx(iterates.mean(axis=0), **close)
@@ -97,7 +97,7 @@ def test_on_the_gradients_of_minimize_they_are_minimize(
 
 
 def test_adagrads_step_size_is_the_largest_width_of_the_domain_unless_given() -> None:
-    box = pg.Box([0.0, 0.0], [1.0, 3.0])
+    box = pg.Box(np.zeros(2), np.array([1.0, 3.0]))
     slopes = np.array([1.0, -1.0])
     usual = biased_adagrad(lambda x, k: slopes, [0.5, 0.5], domain=box, steps=4)
     given_ = biased_adagrad(lambda x, k: slopes, [0.5, 0.5], domain=box, steps=4, step_size=3.0)

@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 
 from privagrad.linear import Choices
-from privagrad.methods.minimize import _batch_size
+from privagrad.methods import METHODS
+from privagrad.methods.minimize import _batches
 from privagrad.privacy.accounting import PrivacyPlan
-from privagrad.privacy.events import Event, GaussianEvent, ObjectiveEvent, SelectEvent
-from privagrad.privacy.ledger import Account, merged
+from privagrad.privacy.events import Event, GaussianEvent, ObjectiveEvent, SelectEvent, merged
+from privagrad.privacy.ledger import Account
 
 QUERY = GaussianEvent(30.0)
 COUNTED: tuple[Event, ...] = (QUERY, ObjectiveEvent(2.0, 0.1), SelectEvent((QUERY,), 5.0))
@@ -83,6 +84,8 @@ def test_counts_of_numpy_cost_what_they_count() -> None:
 
 
 def test_batch_sizes_and_steps_of_numpy_become_integers() -> None:
-    assert type(_batch_size(np.uint8(200), 1000)) is int  # type: ignore[arg-type]
+    size: Any = np.uint8(200)
+    batches = _batches(METHODS["pagan"], 1000, size, size, "poisson")
+    assert type(batches.steps) is type(batches.batch_size) is int
     choices = Choices(np.uint8(200), np.uint8(100))  # type: ignore[arg-type]
     assert type(choices.steps) is type(choices.batch_size) is int

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from typing import Annotated
 
 import typer
@@ -59,4 +60,6 @@ def main(
         ),
     ] = False,
 ) -> None:
+    # What was imported stays until the end: the garbage collector need not look at it again.
+    gc.freeze()
     _output.debugging = debug

@@ -183,7 +183,6 @@ def fit(
     `privagrad fit people.csv --schema schema.toml -e 1 --dry-run`
     """
     from privagrad import fitting
-    from privagrad.data.models import save_model
     from privagrad.data.schema import read_schema
     from privagrad.linear import Choices
     from privagrad.privacy.ledger import Ledger
@@ -213,6 +212,7 @@ def fit(
         seed,
         dataset,
         None if dataset is None else Ledger(ledger),
+        test,
     )
     with busy(f"reading {table.name}"):
         job = fitting.prepare(request)
@@ -224,10 +224,6 @@ def fit(
     if dry_run or out is None:
         return {"dry_run": True, **planned, "public": job.public}
     model = fitting.run(job, out, None if not as_json else False)
-    if test is not None:
-        with busy(f"reading {test.name}"):
-            model = fitting.with_test(model, fitting.scores_on(model, test), test.name)
-        save_model(model, out)
     account = request.ledger.account(dataset) if request.ledger and dataset else None
     if report is not None:
         from privagrad.report.fit import write_fit_report

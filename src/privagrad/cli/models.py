@@ -55,7 +55,7 @@ def predict(
         writer = csv.writer(text, lineterminator="\n")
         writer.writerow(["prediction", *(f"probability of {label}" for label in labels)])
         with busy(f"predicting {table.name}"):
-            for X in _matrices(fitted, table):
+            for X, _, _ in fitted.rows(table):
                 columns = [fitted.predict(X).tolist()]
                 if labels:
                     columns += _probabilities(fitted.margins(X)).T.tolist()
@@ -162,23 +162,6 @@ def _show(model: SavedModel, everything: bool) -> None:
         f"{privacy['relation']}, {privacy['accountant']}."
     )
     say("Public, not protected: " + "; ".join(privacy["public"]) + ".")
-
-
-def _matrices(model: SavedModel, table: Path) -> Iterator[Any]:
-    from privagrad.data.libsvm import is_libsvm, read_libsvm
-    from privagrad.data.readers import chunks, require_table
-
-    require_table(table)
-    if model.schema is None:
-        yield read_libsvm(table, len(model.features))[0]
-    elif is_libsvm(table):
-        raise ValueError(
-            f"Expected a table with the columns of {model.made['table']}, found the LIBSVM file "
-            f"{table.name}. Give a .csv, .tsv, .parquet or .arrow file."
-        )
-    else:
-        for part in chunks(table, model.schema, target=False):
-            yield part.X
 
 
 def _probabilities(margins: Any) -> Any:

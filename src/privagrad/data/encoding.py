@@ -1,9 +1,12 @@
-"""Frames of texts or typed columns as rows of numbers, as a schema says."""
+"""Cells as numbers and codes, and codes one-hot: what a schema says of its columns."""
 
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,6 +16,8 @@ from privagrad.data.schema import Column, Schema
 
 if TYPE_CHECKING:
     import polars as pl
+
+Codes = NDArray[np.int32]
 
 _SPARSE = 0.3
 """Below this share of entries that are not 0, one-hot tables are kept sparse."""
@@ -32,97 +37,140 @@ def polars() -> Any:
     return polars
 
 
-class Encoder:
-    """Frames of texts or typed columns as rows of numbers."""
+@dataclass(frozen=True)
+class Encoding:
+    """The columns of the encoded matrix. All of it is public.
 
-    def __init__(self, schema: Schema) -> None:
-        self.schema, self.features = schema, schema.features
-        self.names: list[str] = []
-        for column in self.features:
-            if column.kind == "number":
-                self.names.append(column.name)
-            else:
-                self.names += [f"{column.name}={category}" for category in column.categories]
-        numbers = sum(column.kind == "number" for column in self.features)
-        # One-hot columns hold one entry each.
-        self.sparse = len(self.features) < _SPARSE * len(self.names) and numbers < len(self.names)
+    Attributes
+    ----------
+    names : list of str
+        A number keeps its column's name, a category is "column=category".
+    sparse : bool
+        Whether the matrix is CSR.
+    bounds : pair of arrays or None
+        Lower and upper bounds of all columns; None where some are not known.
+    groups : tuple of (int, int)
+        One-hot columns: from the first of a column's categories to before the next column's.
+    limits : array or None
+        What no entry of a column exceeds in size, infinite where that is not known.
+    """
+
+    names: list[str]
+    sparse: bool
+    bounds: tuple[Vector, Vector] | None = None
+    groups: tuple[tuple[int, int], ...] = ()
+    limits: Vector | None = None
+
+
+def encoding_of(schema: Schema) -> Encoding:
+    """The matrix that a schema's features are encoded as; unknown categories have no columns."""
+    names: list[str] = []
+    low: list[float] = []
+    high: list[float] = []
+    groups: list[tuple[int, int]] = []
+    for column in schema.features:
+        if column.kind == "number":
+            names.append(column.name)
+            low.append(-math.inf if column.low is None else column.low)
+            high.append(math.inf if column.high is None else column.high)
+        elif column.categories:
+            groups.append((len(names), len(names) + len(column.categories)))
+            names += [f"{column.name}={category}" for category in column.categories]
+            low += [0.0] * len(column.categories)
+            high += [1.0] * len(column.categories)
+    numbers = sum(column.kind == "number" for column in schema.features)
+    # One-hot columns hold one entry each.
+    sparse = len(schema.features) < _SPARSE * len(names) and numbers < len(names)
+    lower, upper = np.array(low, dtype=np.float64), np.array(high, dtype=np.float64)
+    limits = np.maximum(np.abs(lower), np.abs(upper))
+    bounds = None
+    if np.isfinite(limits).all():
+        # Entries that a sparse matrix does not store are 0.
+        bounds = (np.minimum(lower, 0.0), np.maximum(upper, 0.0)) if sparse else (lower, upper)
+    return Encoding(names, sparse, bounds, tuple(groups), np.where(limits == 0, 1.0, limits))
+
+
+class Cells(NamedTuple):
+    """Some rows after parsing.
+
+    Attributes
+    ----------
+    y : array of shape (n,) or None
+        The target: numbers, or codes of categories with -1 for others; NaN where missing.
+    numbers : array of shape (n, number columns)
+        Within their bounds, without blanks.
+    codes : array of shape (n, category columns)
+        -1 for blanks and for what is not one of the stated categories.
+    """
+
+    y: Vector | None
+    numbers: Vector
+    codes: Codes
+
+
+class Parser:
+    """Texts or typed cells as numbers and codes.
+
+    Parameters
+    ----------
+    schema : Schema
+    target : bool
+        Whether the target is parsed too.
+    unknown : sequence of str
+        Columns whose categories are to be discovered: their values get codes as they are met.
+    """
+
+    def __init__(self, schema: Schema, *, target: bool = True, unknown: Sequence[str] = ()) -> None:
+        self.schema, self.target = schema, target
+        self._values: dict[str, dict[str, int]] = {name: {} for name in unknown}
+        self._counts: dict[str, list[int]] = {name: [] for name in unknown}
 
     @property
-    def bounds(self) -> tuple[Vector, Vector] | None:
-        """(low, high) of all columns, where all are known."""
-        if not all(column.bounded for column in self.features if column.kind == "number"):
-            return None
-        low, high = [], []
-        for column in self.features:
-            ends = (column.low, column.high) if column.kind == "number" else (0.0, 1.0)
-            count = 1 if column.kind == "number" else len(column.categories)
-            low += [ends[0]] * count
-            high += [ends[1]] * count
-        edges = np.array(low, dtype=np.float64), np.array(high, dtype=np.float64)
-        if self.sparse:  # whose absent entries are 0
-            return np.minimum(edges[0], 0.0), np.maximum(edges[1], 0.0)
-        return edges
+    def counts(self) -> dict[str, Counter[str]]:
+        """How many rows have each value of the unknown columns, by codes. Not private."""
+        return {
+            name: Counter(dict(zip(values, self._counts[name], strict=True)))
+            for name, values in self._values.items()
+        }
 
     @property
-    def groups(self) -> tuple[tuple[int, int], ...]:
-        """One-hot columns: from the first of a column's categories to before the next column's."""
-        found, at = [], 0
-        for column in self.features:
-            width = 1 if column.kind == "number" else len(column.categories)
-            if column.kind == "category" and width:
-                found.append((at, at + width))
-            at += width
-        return tuple(found)
+    def columns(self) -> list[str]:
+        """Names of the columns that are parsed."""
+        target = [self.schema.target] if self.target and self.schema.target else []
+        return [column.name for column in self.schema.features] + target
 
-    @property
-    def limits(self) -> Vector:
-        """What no entry of a column exceeds in size; infinite where nobody knows."""
-        sizes: list[float] = []
-        for column in self.features:
-            if column.kind == "category":
-                sizes += [1.0] * len(column.categories)
-            elif column.low is not None and column.high is not None:
-                sizes.append(max(abs(column.low), abs(column.high)) or 1.0)
-            else:
-                sizes.append(math.inf)
-        return np.array(sizes)
+    def parse(self, frame: pl.DataFrame, first: int) -> Cells:
+        """The cells of some rows; `first` is the line of the first one, for messages."""
+        y = self._targets(frame, first) if self.target and self.schema.target else None
+        features = self.schema.features
+        numbers = [c for c in features if c.kind == "number"]
+        categories = [c for c in features if c.kind == "category"]
+        values = np.empty((len(frame), len(numbers)))
+        for j, column in enumerate(numbers):
+            values[:, j] = self._numbers(frame[column.name], column, first)
+        codes = np.empty((len(frame), len(categories)), dtype=np.int32)
+        for j, column in enumerate(categories):
+            codes[:, j] = self._codes(self._texts(frame[column.name], column), column)
+        return Cells(y, values, codes)
 
-    def matrix(self, frame: pl.DataFrame, first: int) -> Any:
-        """The rows; `first` is the line of the first one, for messages."""
-        from scipy.sparse import csr_array, hstack
+    def _targets(self, frame: pl.DataFrame, first: int) -> Vector:
+        column = self.schema.column(str(self.schema.target))
+        if column.kind == "number":
+            return self._numbers(frame[column.name], column, first, fill=math.nan)
+        texts = self._texts(frame[column.name], column)
+        codes = self._codes(texts, column).astype(np.float64)
+        codes[texts.is_null().to_numpy()] = math.nan
+        return codes
 
-        n = len(frame)
-        dense = np.zeros((n, 0 if self.sparse else len(self.names)))
-        blocks: list[Any] = []
-        at = 0
-        for column in self.features:
-            if column.kind == "number":
-                values = self.numbers(frame[column.name], column, first)
-                if self.sparse:
-                    blocks.append(csr_array(values[:, None]))
-                else:
-                    dense[:, at] = values
-                at += 1
-                continue
-            index = self.categories(frame[column.name], column)
-            known = np.flatnonzero(index >= 0)
-            if self.sparse:
-                shape = (n, len(column.categories))
-                blocks.append(csr_array((np.ones(known.size), (known, index[known])), shape=shape))
-            else:
-                dense[known, at + index[known]] = 1.0
-            at += len(column.categories)
-        return hstack(blocks, format="csr") if self.sparse else dense
-
-    def numbers(
+    def _numbers(
         self, series: pl.Series, column: Column, first: int, fill: float | None = None
     ) -> Vector:
         """Numbers within the bounds; blanks filled, by default by the column's public rule."""
         pl = polars()
         if series.dtype == pl.String:
-            texts = self.texts(series, column)
+            texts = self._texts(series, column)
             numbers = texts.cast(pl.Float64, strict=False)
-            if wrong := int((texts.is_not_null() & numbers.is_null()).sum()):
+            if wrong := numbers.null_count() - texts.null_count():
                 line = first + int((texts.is_not_null() & numbers.is_null()).arg_max() or 0)
                 raise ValueError(
                     f"Expected numbers in column {column.name!r}, found other text in {wrong} "
@@ -147,27 +195,32 @@ class Encoder:
             )
         return values
 
-    def categories(self, series: pl.Series, column: Column) -> NDArray[np.int64]:
-        """The number of each row's category, -1 for blanks and others."""
+    def _codes(self, texts: pl.Series, column: Column) -> Codes:
+        """The places of texts among the stated categories, or among all values met so far."""
         pl = polars()
-        texts = self.texts(series, column)
-        known = pl.Series(column.categories, dtype=pl.String)
-        numbers = texts.replace_strict(
-            known, pl.Series(range(len(known)), dtype=pl.Int64), default=-1, return_dtype=pl.Int64
-        )
-        return numbers.fill_null(-1).to_numpy()
+        known, places = list(column.categories), list(range(len(column.categories)))
+        if column.name in self._values:
+            known, places = self._count(texts, column.name)
+        if not known:
+            return np.full(len(texts), -1, dtype=np.int32)
+        codes = texts.replace_strict(
+            pl.Series(known, dtype=pl.String), pl.Series(places, dtype=pl.Int32),
+            default=-1, return_dtype=pl.Int32,
+        )  # fmt: skip
+        return np.asarray(codes.fill_null(-1).to_numpy(), dtype=np.int32)
 
-    def targets(self, frame: pl.DataFrame, first: int) -> Vector:
-        """The target: numbers, or numbers of categories with -1 for others; NaN where missing."""
-        assert self.schema.target is not None
-        column = self.schema.column(self.schema.target)
-        if column.kind == "number":
-            return self.numbers(frame[column.name], column, first, fill=math.nan)
-        codes = self.categories(frame[column.name], column).astype(np.float64)
-        codes[self.texts(frame[column.name], column).is_null().to_numpy()] = math.nan
-        return codes
+    def _count(self, texts: pl.Series, name: str) -> tuple[list[str], list[int]]:
+        """The values among the texts and their codes; values that are new get the next ones."""
+        codes, counts = self._values[name], self._counts[name]
+        found = dict(texts.drop_nulls().value_counts().iter_rows())
+        for value, count in found.items():
+            place = codes.setdefault(value, len(codes))
+            if place == len(counts):
+                counts.append(0)
+            counts[place] += count
+        return list(found), [codes[value] for value in found]
 
-    def texts(self, series: pl.Series, column: Column) -> pl.Series:
+    def _texts(self, series: pl.Series, column: Column) -> pl.Series:
         """Texts without blanks around them; None for missing ones; one spelling of each."""
         pl = polars()
         texts = series.cast(pl.String).str.strip_chars()
@@ -175,3 +228,47 @@ class Encoder:
         if column.aliases:
             texts = texts.replace(dict(column.aliases))
         return texts
+
+
+def renumbered(codes: Codes, counts: Counter[str], categories: tuple[str, ...]) -> Codes:
+    """Codes of the values that were counted as codes of categories, -1 for all others."""
+    places = {category: place for place, category in enumerate(categories)}
+    table = [places.get(value, -1) for value in counts]
+    return np.array([*table, -1], dtype=np.int32)[codes]
+
+
+def one_hot(schema: Schema, encoding: Encoding, numbers: Any, codes: Codes, dtype: Any) -> Any:
+    """The matrix of some rows: CSR of doubles, or an array of the dtype."""
+    if encoding.sparse:
+        from scipy.sparse import hstack
+
+        return hstack(list(_blocks(schema, numbers, codes)), format="csr")
+    dense = np.zeros((len(numbers), len(encoding.names)), dtype=dtype)
+    at = number = category = 0
+    for column in schema.features:
+        if column.kind == "number":
+            dense[:, at] = numbers[:, number]
+            at, number = at + 1, number + 1
+        else:
+            known = np.flatnonzero(codes[:, category] >= 0)
+            dense[known, at + codes[known, category]] = 1.0
+            at, category = at + len(column.categories), category + 1
+    return dense
+
+
+def _blocks(schema: Schema, numbers: Any, codes: Codes) -> Iterator[Any]:
+    """The columns of a sparse matrix, one feature after the other."""
+    from scipy.sparse import csr_array
+
+    number = category = 0
+    for column in schema.features:
+        if column.kind == "number":
+            yield csr_array(numbers[:, number, None].astype(np.float64))
+            number += 1
+        else:
+            known = np.flatnonzero(codes[:, category] >= 0)
+            shape = (len(codes), len(column.categories))
+            entries = np.ones(known.size), (known, codes[known, category])
+            if shape[1]:
+                yield csr_array(entries, shape=shape)
+            category += 1

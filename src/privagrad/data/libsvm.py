@@ -2,25 +2,82 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from privagrad._internal.validate import Vector
+from privagrad.data.encoding import Encoding
+from privagrad.data.schema import Column, Kind, Schema
+from privagrad.data.tables import Rows, Table
 
 ENDINGS = (".libsvm", ".svm", ".svmlight", ".t", "")
+LABEL = "(target)"
 
 
 def is_libsvm(path: Path) -> bool:
     return path.suffix.lower() in ENDINGS
 
 
+def libsvm_schema(kind: Kind, classes: tuple[str, ...] = ()) -> Schema:
+    """The schema of a LIBSVM file: its label is the target, its columns have numbers alone."""
+    return Schema((Column(LABEL, kind, categories=classes),), LABEL, libsvm=True)
+
+
+@dataclass(frozen=True)
+class LibsvmTable(Table):
+    """The rows of a LIBSVM file.
+
+    Attributes
+    ----------
+    X : CSR matrix
+    """
+
+    X: Any
+
+    @cached_property
+    def encoding(self) -> Encoding:
+        return Encoding([str(j + 1) for j in range(self.X.shape[1])], sparse=True)
+
+    def rows(self) -> Any:
+        return self.X
+
+    def parts(self) -> Iterator[Rows]:
+        yield Rows(self.X, self.targets, self.encoding.names)
+
+
+def open_libsvm(path: Path, schema: Schema, columns: int | None = None) -> LibsvmTable:
+    """A LIBSVM file as a table; `columns` as for `read_libsvm`."""
+    X, labels = read_libsvm(path, columns)
+    target = schema.column(LABEL)
+    counts: dict[str, Counter[str]] = {}
+    y = labels
+    if target.kind == "category":
+        values, places, times = np.unique(labels, return_inverse=True, return_counts=True)
+        texts = [f"{value:g}" for value in values]
+        if not target.categories:
+            counts[LABEL] = Counter()
+            for text, count in zip(texts, times.tolist(), strict=True):
+                counts[LABEL][text] += count
+        numbers = {text: k for k, text in enumerate(counts.get(LABEL, target.categories))}
+        y = np.array([numbers.get(text, -1) for text in texts], dtype=np.float64)[places]
+    return LibsvmTable(schema, y, counts, X)
+
+
 def read_libsvm(path: Path, columns: int | None = None) -> tuple[Any, Vector]:
     """A CSR matrix and the labels.
 
-    Without `columns` the largest index says how many there are; with it, larger ones are left out,
-    as in rows that a model of so many columns has to predict.
+    Parameters
+    ----------
+    path : Path
+    columns : int or None
+        How many columns there are: larger indices are left out, as in rows that a model of so
+        many columns has to predict. None: the largest index.
     """
     from scipy.sparse import csr_array
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import io
 import json
 import zipfile
+from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from privagrad._internal.atomic import atomic_write
-from privagrad.data.schema import Schema, as_values, from_values
+from privagrad.data.libsvm import is_libsvm, libsvm_schema
+from privagrad.data.readers import chunks
+from privagrad.data.schema import Kind, Schema, as_values, from_values
+from privagrad.data.tables import Rows
 from privagrad.privacy.events import relation_named
 
 FORMAT, VERSION = "privagrad-model", 1
@@ -65,6 +69,18 @@ class SavedModel:
     centre: NDArray[np.float64]
     unit: NDArray[np.float64]
     scale: NDArray[np.float64]
+
+    def rows(self, path: Path, *, target: bool = False) -> Iterator[Rows]:
+        """The rows of another file in this model's columns, some ten thousand at a time."""
+        if self.schema is None:
+            kind: Kind = "number" if self.classes is None else "category"
+            schema = libsvm_schema(kind, tuple(self.classes or ()))
+            return chunks(path, schema, target=target, columns=len(self.features))
+        if is_libsvm(path):
+            raise ValueError(
+                f"Expected a table with the columns of {self.made['table']}, found {path.name}."
+            )
+        return chunks(path, self.schema, target=target)
 
     def margins(self, X: Any) -> NDArray[np.float64]:
         return np.asarray(X @ self.coef.T + self.intercept, dtype=np.float64)

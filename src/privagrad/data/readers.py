@@ -1,83 +1,85 @@
-"""Tables on disk: CSV, Parquet, Arrow and LIBSVM files, read as their schema says."""
+"""Files on disk as tables: one way to read CSV, Parquet, Arrow and LIBSVM files."""
 
 from __future__ import annotations
 
-import csv
-import sys
-from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from tempfile import TemporaryFile
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from privagrad._internal.validate import Vector
-from privagrad.data.encoding import Encoder, polars
-from privagrad.data.libsvm import is_libsvm, read_libsvm
-from privagrad.data.schema import Column, Kind, Schema, did_you_mean
+from privagrad.data.encoding import Cells, Parser, encoding_of, one_hot
+from privagrad.data.frames import frames, infer_schema, require_table
+from privagrad.data.libsvm import is_libsvm, libsvm_schema, open_libsvm
+from privagrad.data.schema import Schema
+from privagrad.data.tables import ColumnTable, Rows, Spool, Table
 
-if TYPE_CHECKING:
-    import polars as pl
-
-TEXTS = {".csv": ",", ".tsv": "\t", ".txt": ",", ".data": ",", ".test": ","}
-FRAMES = (".parquet", ".arrow", ".ipc", ".feather")
-_SEPARATORS = ",;\t|"
-_LINE = 2**26
-_TYPED_ROWS = 10_000
-_CHUNK = 50_000
-_WIDEST = 20_000
-_MISSING = {"?", "-", ".", "na", "n/a", "#n/a", "null", "none", "nil", "missing", "unknown"}
-_WITHOUT_HEADER = "privagrad schema TABLE --no-header --names A,B,C"
+__all__ = ["chunks", "infer_schema", "open_table", "open_test_table", "read_table", "require_table"]
 
 
-class Rows(NamedTuple):
-    """Encoded rows: `X` an array or a CSR matrix, `names` its columns, `y` None without a target.
+def open_table(path: Path, schema: Schema) -> Table:
+    """Parse a file, once: numbers within bounds, blanks filled, categories as codes.
 
-    `y` holds numbers, NaN where one is missing; where the target is a category, the numbers of the
-    schema's categories, -1 for others.
-    """
-
-    X: Any
-    y: Vector | None
-    names: list[str]
-
-
-def infer_schema(path: Path, header: bool | None = None, separator: str | None = None) -> Schema:
-    """What the header and the types of a file's columns say, and nothing of its values.
-
-    `header` says whether the first line of a text file names the columns. None: it does, and a
-    first line that might be a row is refused.
+    Parameters
+    ----------
+    path : Path
+    schema : Schema
+        With a target. Values of categories that it does not state are counted.
     """
     require_table(path)
+    if schema.libsvm:
+        return open_libsvm(path, schema)
+    unknown = _unknown(schema)
+    # Sparse matrices hold doubles, and unknown categories may make the matrix sparse.
+    single = set(unknown) <= {schema.target} and not encoding_of(schema).sparse
+    return _open_columns(path, schema, unknown, np.float32 if single else np.float64)
+
+
+def open_test_table(path: Path, like: Table) -> Table:
+    """Parse a file with the columns of another table, in double precision, to be predicted."""
+    require_table(path)
+    if like.schema.libsvm:
+        return open_libsvm(path, like.schema, len(like.encoding.names))
     if is_libsvm(path):
-        raise ValueError(
-            f"Expected a table with named columns, found the LIBSVM file {path.name}: it has only "
-            "numbers and needs no schema."
-        )
-    if path.suffix.lower() in FRAMES:
-        types = dict(_scan_frame(path).collect_schema())
-        return Schema(tuple(Column(name, _kind(dtype)) for name, dtype in types.items()))
-    separator = separator or _separator_of(path)
-    first = _first_line(path, separator)
-    named = header is not False
-    names = _header(first, path) if named else [f"column{k}" for k in range(1, len(first) + 1)]
-    with _plain_errors(path):
-        rows = _scan_text(path, separator, named, names).head(_TYPED_ROWS).collect()
-    if header is None:
-        _require_evident_header(rows, path)
-    return Schema(
-        tuple(Column(name, _text_kind(rows[name])) for name in names), None, separator, named
-    )
+        raise ValueError(f"Expected a table with the same columns, found {path.name}.")
+    return _open_columns(path, like.schema, _unknown(like.schema), np.float64)
+
+
+def chunks(
+    path: Path, schema: Schema, *, target: bool = True, columns: int | None = None
+) -> Iterator[Rows]:
+    """The rows of a file in order, encoded some ten thousand at a time and never kept.
+
+    Parameters
+    ----------
+    path : Path
+    schema : Schema
+        What it does not state as a category is none.
+    target : bool
+        Whether the file has the target.
+    columns : int or None
+        How many columns a LIBSVM file is taken to have.
+    """
+    require_table(path)
+    if schema.libsvm:
+        for part in open_libsvm(path, schema, columns).parts():
+            yield part if target else part._replace(y=None)
+        return
+    encoding = encoding_of(schema)
+    for cells in _parsed(path, Parser(schema, target=target)):
+        X = one_hot(schema, encoding, cells.numbers, cells.codes, np.float64)
+        yield Rows(X, cells.y, encoding.names)
 
 
 def read_table(path: Path, target: str | None = None) -> Rows:
     """A file of numbers alone, without a schema: all columns but the target are features."""
     require_table(path)
-    if is_libsvm(path):
-        X, y = read_libsvm(path)
-        return Rows(X, y, [str(j + 1) for j in range(X.shape[1])])
+    schema = libsvm_schema("number") if is_libsvm(path) else _schema_of_numbers(path, target)
+    table = open_table(path, schema)
+    return Rows(table.rows(), table.targets, table.encoding.names)
+
+
+def _schema_of_numbers(path: Path, target: str | None) -> Schema:
     schema = infer_schema(path)
     if target is None:
         raise ValueError("Expected the target among the columns, found None: name it.")
@@ -86,269 +88,37 @@ def read_table(path: Path, target: str | None = None) -> Rows:
         if column.kind != "number":
             what = "a numeric target" if column.name == target else "numeric columns only"
             raise TypeError(f"Expected {what}, found {column.name!r}: encode it as numbers first.")
-    return read_rows(path, Schema(schema.columns, target, schema.separator, schema.header))
+    return Schema(schema.columns, target, schema.separator, schema.header)
 
 
-def read_rows(path: Path, schema: Schema, *, target: bool = True) -> Rows:
-    """All rows of a file, encoded: numbers within bounds, categories one-hot, blanks filled.
+def _unknown(schema: Schema) -> list[str]:
+    """Columns whose categories are to be discovered, the target the last of them."""
+    columns = (*schema.features, schema.column(str(schema.target)))
+    return [c.name for c in columns if c.kind == "category" and not c.categories]
 
-    Dense rows are float32 and lie in a temporary file, which the machine keeps in memory as far
-    as there is room.
-    """
-    from scipy.sparse import vstack
 
-    encoder = Encoder(schema)
-    ys: list[Vector] = []
-
-    def matrices() -> Iterator[Any]:
-        for part in chunks(path, schema, target=target):
-            if part.y is not None:
-                ys.append(part.y)
-            yield part.X
-
-    if not encoder.names:
+def _open_columns(path: Path, schema: Schema, unknown: list[str], dtype: Any) -> ColumnTable:
+    kinds = [column.kind for column in schema.features]
+    if not kinds:
         raise ValueError(f"Expected columns to read in {path.name}, found none.")
-    if encoder.sparse:
-        parts = list(matrices())
-        X = vstack(parts, format="csr") if parts else None
-    else:
-        X = _spooled(matrices(), len(encoder.names))
-    if X is None or X.shape[0] == 0:
+    parser = Parser(schema, unknown=unknown)
+    numbers = Spool(kinds.count("number"), dtype)
+    codes = Spool(kinds.count("category"), np.int32)
+    targets = [np.empty(0)]
+    for cells in _parsed(path, parser):
+        numbers.append(cells.numbers)
+        codes.append(cells.codes)
+        if cells.y is not None:
+            targets.append(cells.y)
+    y = np.concatenate(targets)
+    if not y.size:
         raise ValueError(f"Expected rows in {path.name}, found none.")
-    return Rows(X, np.concatenate(ys) if ys else None, encoder.names)
+    return ColumnTable(schema, y, parser.counts, numbers, codes)
 
 
-def _spooled(parts: Iterable[NDArray[Any]], width: int) -> NDArray[np.float32] | None:
-    """Rows written to a file one part after the other, as one array."""
-    with TemporaryFile() as file:
-        for part in parts:
-            file.write(np.ascontiguousarray(part, dtype=np.float32).tobytes())
-        file.flush()
-        count = file.tell() // (4 * width)
-        if count == 0:
-            return None
-        return np.asarray(np.memmap(file, np.float32, mode="r+", shape=(count, width)))
-
-
-def chunks(path: Path, schema: Schema, *, target: bool = True) -> Iterator[Rows]:
-    """The rows of a file in order, encoded some ten thousand at a time."""
-    encoder = Encoder(schema)
-    wanted = [column.name for column in encoder.features]
-    if target and schema.target is not None:
-        wanted.append(schema.target)
-    first = 1 + schema.header
-    for chunk in _frames(path, schema, wanted):
-        y = encoder.targets(chunk, first) if target and schema.target is not None else None
-        yield Rows(encoder.matrix(chunk, first), y, encoder.names)
-        first += len(chunk)
-
-
-def count_categories(path: Path, schema: Schema, names: list[str]) -> dict[str, Counter[str]]:
-    """How many rows have each value of these columns; blanks count as none. Not private."""
-    encoder = Encoder(schema)
-    counts: dict[str, Counter[str]] = {name: Counter() for name in names}
-    for chunk in _frames(path, schema, names):
-        for name in names:
-            found = encoder.texts(chunk[name], schema.column(name)).drop_nulls().value_counts()
-            counts[name].update(dict(found.iter_rows()))
-    return counts
-
-
-def _frames(path: Path, schema: Schema, wanted: list[str]) -> Iterator[pl.DataFrame]:
-    """The wanted columns, chunk by chunk."""
-    require_table(path)
-    with _plain_errors(path):
-        frame, names = _scan(path, schema)
-        for name in wanted:
-            if name not in names:
-                raise ValueError(
-                    f"Expected the column {name!r} in {path.name}, found none."
-                    f"{did_you_mean(name, names)}"
-                )
-        for chunk in frame.collect_batches(chunk_size=_CHUNK, maintain_order=True):
-            yield _without_blank_lines(chunk).select(wanted)
-
-
-def _without_blank_lines(chunk: pl.DataFrame) -> pl.DataFrame:
-    """Lines without any cell are no rows, unless there is one column."""
-    suspects = np.flatnonzero(chunk.to_series(0).is_null().to_numpy())
-    if chunk.width == 1 or not suspects.size:
-        return chunk
-    empty = [all(cell is None for cell in chunk.row(int(k))) for k in suspects]
-    kept = np.ones(len(chunk), dtype=bool)
-    kept[suspects[empty]] = False
-    return chunk.filter(kept)
-
-
-def _scan(path: Path, schema: Schema) -> tuple[pl.LazyFrame, list[str]]:
-    """The file as a lazy frame of the schema's columns, and their names."""
-    if path.suffix.lower() in FRAMES:
-        frame = _scan_frame(path)
-        return frame, frame.collect_schema().names()
-    first = _first_line(path, schema.separator)
-    if schema.header:
-        names = _header(first, path)
-    else:
-        names = [column.name for column in schema.columns]
-        if len(first) == len(names) - 1 and schema.target in names:
-            names.remove(schema.target)
-        if len(first) != len(names):
-            raise ValueError(
-                f"Expected {len(names)} columns in {path.name}, as the schema says, found "
-                f"{len(first)}."
-            )
-    return _scan_text(path, schema.separator, schema.header, names), names
-
-
-def _scan_text(path: Path, separator: str, header: bool, names: list[str]) -> Any:
-    """A text file, all cells as texts."""
-    return polars().scan_csv(
-        path, separator=separator, has_header=header, new_columns=names, infer_schema=False,
-        raise_if_empty=False,
-    )  # fmt: skip
-
-
-def _scan_frame(path: Path) -> Any:
-    """A Parquet or Arrow file."""
-    pl = polars()
-    with _plain_errors(path):
-        parquet = path.suffix.lower() == ".parquet"
-        lazy = pl.scan_parquet(path) if parquet else pl.scan_ipc(path)
-        lazy.collect_schema()
-    return lazy
-
-
-def require_table(path: Path) -> None:
-    """A file that is there, of an ending that we read."""
-    if not path.is_file():
-        raise FileNotFoundError(f"Expected a file, found nothing at {path}.")
-    ending = path.suffix.lower()
-    if ending not in TEXTS and ending not in FRAMES and not is_libsvm(path):
-        known = ", ".join([*TEXTS, *FRAMES])
-        raise ValueError(
-            f"Expected a table ({known}, or .libsvm), found {path.name}. Convert it first."
-        )
-
-
-class _plain_errors:
-    """Errors of Polars as ours, in one line."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        theirs = polars().exceptions.PolarsError
-        if isinstance(error, (theirs, OSError)) and not isinstance(error, FileNotFoundError):
-            told = (str(error).strip() or "nothing that can be read").splitlines()[0][:200]
-            raise ValueError(f"Expected a table in {self.path.name}, found: {told}") from error
-
-
-def _kind(dtype: Any) -> Kind:
-    return "number" if dtype.is_numeric() else "category"
-
-
-def _text_kind(texts: pl.Series) -> Kind:
-    """Numbers where all texts but blanks are."""
-    pl = polars()
-    told = texts.str.strip_chars()
-    told = told.filter(told.is_not_null() & (told != ""))
-    return "category" if told.cast(pl.Float64, strict=False).null_count() else "number"
-
-
-def _separator_of(path: Path) -> str:
-    """The separator that the first line has most of; a file's ending decides ties."""
-    with path.open("rb") as file:
-        line = file.readline(_LINE)
-    usual = TEXTS.get(path.suffix.lower(), ",")
-    return max(_SEPARATORS, key=lambda s: (line.count(s.encode()), s == usual))
-
-
-def _first_line(path: Path, separator: str) -> list[str]:
-    """The cells of the first line."""
-    csv.field_size_limit(min(sys.maxsize, 2**31 - 1))
-    try:
-        with path.open(encoding="utf-8-sig", newline="") as file:
-            cells = next(csv.reader(file, delimiter=separator), None)
-    except UnicodeDecodeError as error:
-        raise ValueError(
-            f"Expected UTF-8 text in {path.name}, found other bytes: convert it first, for example "
-            "with iconv -f latin1 -t utf-8."
-        ) from error
-    except csv.Error as error:
-        raise ValueError(f"Expected a table in {path.name}, found: {error}.") from error
-    if not cells or not any(cell.strip() for cell in cells):
-        raise ValueError(f"Expected a table in {path.name}, found no first line.")
-    if len(cells) > _WIDEST:
-        raise ValueError(
-            f"Expected at most {_WIDEST} columns in a text file, found {len(cells)} in "
-            f"{path.name}: write so wide a table as LIBSVM or Parquet."
-        )
-    return [cell.strip() for cell in cells]
-
-
-def _header(cells: list[str], path: Path) -> list[str]:
-    """The names of the columns; not values that would become public by being taken for names."""
-    if any(_is_number(cell) for cell in cells):
-        raise ValueError(
-            f"Expected names of columns in the first line of {path.name}, found numbers: it looks "
-            f"like a row. For a file without a header: {_WITHOUT_HEADER}."
-        )
-    if "" in cells:
-        raise ValueError(
-            f"Expected a name for every column of {path.name}, found none for column "
-            f"{cells.index('') + 1}."
-        )
-    counts = Counter(cells)
-    twice = [str(k) for k, name in enumerate(cells, 1) if counts[name] > 1]
-    if twice:
-        # By number: in a file without a header they would be someone's values.
-        raise ValueError(
-            f"Expected different names of columns in {path.name}, found some twice: those of "
-            f"columns {', '.join(twice[:5])}{', ...' if len(twice) > 5 else ''}. For a file "
-            f"without a header: {_WITHOUT_HEADER}."
-        )
-    return cells
-
-
-def _require_evident_header(rows: pl.DataFrame, path: Path) -> None:
-    """Refuse a first line that might be a row: its values would become public as names.
-
-    What shows that it is none: below its text a column holds numbers, and none of its cells is seen
-    as a value of its column. Over columns of text alone a header looks like any row, and only the
-    user knows. The message quotes no cell.
-    """
-    if not len(rows):
-        raise ValueError(
-            f"Expected rows below the first line of {path.name}, found none. For a file without a "
-            f"header: {_WITHOUT_HEADER}."
-        )
-    texts = {name: rows[name].str.strip_chars() for name in rows.columns}
-    if any(name.lower() in _MISSING for name in texts):
-        found = "a sign for a missing value in it"
-    elif any((column == name).any() for name, column in texts.items()):
-        found = "a cell of it again below, as a value of the same column"
-    elif not any(_holds_numbers(column) for column in texts.values()):
-        found = "text alone in all columns, where a header cannot be told from a row"
-    else:
-        return
-    raise ValueError(
-        f"Expected a first line of {path.name} that is surely no row, found {found}. Names of "
-        "columns become public. If it holds names and nobody's values: privagrad schema TABLE "
-        f"--header. For a file without a header: {_WITHOUT_HEADER}. Then fit with --schema."
-    )
-
-
-def _holds_numbers(column: pl.Series) -> bool:
-    told = column.filter(column.is_not_null() & (column != ""))
-    return bool(len(told)) and _text_kind(told) == "number"
-
-
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
+def _parsed(path: Path, parser: Parser) -> Iterator[Cells]:
+    """All rows, some ten thousand at a time."""
+    first = 1 + parser.schema.header
+    for frame in frames(path, parser.schema, parser.columns):
+        yield parser.parse(frame, first)
+        first += len(frame)

@@ -22,6 +22,7 @@ class Column:
 
     Attributes
     ----------
+    name : str
     kind : {"number", "category", "ignore"}
     low, high : float or None
         Bounds of a number, known without looking: entries beyond are brought to them.
@@ -30,7 +31,7 @@ class Column:
     categories : tuple of str
         What a category can be; empty: to be discovered privately. Blanks and anything else count
         as none of them.
-    aliases : mapping
+    aliases : mapping of str to str
         Other spellings: {"<=50K.": "<=50K"}.
     """
 
@@ -56,13 +57,29 @@ class Column:
 
 @dataclass(frozen=True)
 class Schema:
-    """The columns of a table in the file's order, its target, and how the file is written."""
+    """The columns of a table in the file's order, its target, and how the file is written.
+
+    Attributes
+    ----------
+    columns : tuple of Column
+    target : str or None
+        The name of the column to predict.
+    separator : str
+        Between the cells of a text file.
+    header : bool
+        Whether the first line of a text file names the columns.
+    blanks : tuple of str
+        What stands for a missing value.
+    libsvm : bool
+        A LIBSVM file: the label is the only column with a name.
+    """
 
     columns: tuple[Column, ...]
     target: str | None = None
     separator: str = ","
     header: bool = True
     blanks: tuple[str, ...] = ("",)
+    libsvm: bool = False
 
     def column(self, name: str) -> Column:
         for column in self.columns:

@@ -62,10 +62,9 @@ def fit_people(out: Path, rows: int = 20_000) -> tuple[SavedModel, Path]:
     ledger = Ledger(out / "ledger.db")
     ledger.create("people", epsilon=2.0, delta=1e-6)
     request = fitting.FitRequest(
-        table, None, epsilon=1.0, schema=SCHEMA, dataset="people", ledger=ledger
+        table, None, epsilon=1.0, schema=SCHEMA, dataset="people", ledger=ledger, test=test
     )
     model = fitting.run(fitting.prepare(request), out / "people.model")
-    model = fitting.with_test(model, fitting.scores_on(model, test), test.name)
     report = out / "people-report.html"
     write_fit_report(report, model, ledger.account("people"))
     return model, report

@@ -1,9 +1,8 @@
-"""A model from a file: read, plan, reserve, fit, evaluate, save, in this order."""
+"""A model from a file: read, plan, reserve, fit, save, in this order."""
 
 from privagrad.fitting.fit import run
 from privagrad.fitting.plan import PreparedFit, prepare
 from privagrad.fitting.request import LOSSES, FitRequest
-from privagrad.fitting.scores import scores_on, with_test
 from privagrad.fitting.snapshots import fingerprint, same_content
 
 __all__ = [
@@ -14,6 +13,4 @@ __all__ = [
     "prepare",
     "run",
     "same_content",
-    "scores_on",
-    "with_test",
 ]

@@ -1,4 +1,4 @@
-"""What a user asks for, made complete: schema, loss, classes."""
+"""What a user asks for, made complete: schema and loss."""
 
 from __future__ import annotations
 
@@ -6,13 +6,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from privagrad._internal import validate
+from privagrad.data.libsvm import is_libsvm, libsvm_schema
 from privagrad.data.readers import infer_schema
 from privagrad.data.schema import Schema
 from privagrad.glm.losses import Loss
-from privagrad.linear import (
-    METHODS,
-    Choices,
-)
+from privagrad.linear import METHODS, Choices
 from privagrad.privacy.ledger import Ledger
 
 LOSSES = {
@@ -30,13 +28,32 @@ class FitRequest:
 
     Attributes
     ----------
-    loss : a name of `LOSSES`; None: logistic for a target of categories, huber for numbers
-    quantile : for the quantile loss
-    schema : None for a file of numbers alone
-    classes : all labels that can occur; None: the schema's, or else discovered privately
-    delta : None: the data set's, or else below 1/(10 n)
-    seed : None for secure noise; a seeded model is not private
-    dataset, ledger : the budget that pays; None: the run is not charged to any budget
+    table : Path
+        The file with the rows to fit.
+    target : str or None
+        The column to predict; None: the schema's.
+    epsilon : float
+        What the fit may cost.
+    delta : float or None
+        None: the data set's, or else below 1/(10 n).
+    loss : str or None
+        A name of `LOSSES`; None: logistic for a target of categories, huber for numbers.
+    quantile : float
+        For the quantile loss.
+    schema : Schema or None
+        None for a file of numbers alone.
+    classes : tuple of str or None
+        All labels that can occur; None: the schema's, or else discovered privately.
+    choices : Choices
+        What is set instead of the recipe.
+    seed : int or None
+        None for secure noise; a seeded model is not private.
+    dataset : str or None
+    ledger : Ledger or None
+        The budget that pays, by its name, and the ledger it is in; None: the run is not charged to
+        any budget.
+    test : Path or None
+        A file to test the model on. Its scores are not private.
     """
 
     table: Path
@@ -51,21 +68,27 @@ class FitRequest:
     seed: int | None = None
     dataset: str | None = None
     ledger: Ledger | None = None
+    test: Path | None = None
 
 
-def schema_of(request: FitRequest) -> Schema:
-    schema = request.schema
-    if schema is None:
-        schema = infer_schema(request.table)
-        texts = [
-            c.name for c in schema.columns if c.kind == "category" and c.name != request.target
-        ]
-        if texts:
-            shown = ", ".join(map(repr, texts[:5])) + (", ..." if len(texts) > 5 else "")
-            raise ValueError(
-                f"Expected numbers alone in a table without a schema, found text in {shown}. Write "
-                f"a schema and fill it in: privagrad schema {request.table.name} -o schema.toml"
-            )
+def complete(request: FitRequest, path: Path) -> tuple[Schema, Loss]:
+    """The schema of the rows at `path`, with the target as the loss needs it, and the loss."""
+    schema = _schema(request, path)
+    target = schema.column(str(schema.target))
+    loss = _loss(request, target.kind == "category")
+    if loss.regression:
+        return schema, loss
+    classes = request.classes or target.categories
+    if len(classes) == 1:
+        raise ValueError(f"Expected at least two classes, found {classes[0]!r} alone.")
+    return schema.with_columns([replace(target, kind="category", categories=classes)]), loss
+
+
+def _schema(request: FitRequest, path: Path) -> Schema:
+    if is_libsvm(path):
+        regression = request.loss in LOSSES and LOSSES[request.loss].regression
+        return libsvm_schema("number" if regression else "category")
+    schema = _schema_of_numbers(request, path) if request.schema is None else request.schema
     target = request.target or schema.target
     if target is None:
         raise ValueError("Expected --target COLUMN, or a target in the schema; found none.")
@@ -77,27 +100,29 @@ def schema_of(request: FitRequest) -> Schema:
     return schema
 
 
-def loss_of(request: FitRequest, schema: Schema | None) -> Loss:
+def _schema_of_numbers(request: FitRequest, path: Path) -> Schema:
+    """The schema of a table whose columns but for the target hold numbers."""
+    schema = infer_schema(path)
+    texts = [c.name for c in schema.columns if c.kind == "category" and c.name != request.target]
+    if texts:
+        shown = ", ".join(map(repr, texts[:5])) + (", ..." if len(texts) > 5 else "")
+        raise ValueError(
+            f"Expected numbers alone in a table without a schema, found text in {shown}. Write "
+            f"a schema and fill it in: privagrad schema {path.name} -o schema.toml"
+        )
+    return schema
+
+
+def _loss(request: FitRequest, categories: bool) -> Loss:
     validate.choice("method", request.choices.method, METHODS)
-    kind = "category" if schema is None else schema.column(str(schema.target)).kind
-    name = request.loss or ("logistic" if kind == "category" else "huber")
+    name = request.loss or ("logistic" if categories else "huber")
     loss = LOSSES[validate.choice("loss", name, LOSSES)]
     if name == "quantile":
         loss = Loss("quantile", request.quantile)
-    if schema is not None and kind == "category" and loss.regression:
+    if categories and loss.regression:
         raise ValueError(
             f"Expected --loss logistic or hinge for a target of categories, found {name!r}."
         )
     if loss.regression and request.classes:
         raise ValueError(f"Expected no classes for a regression, found --classes and {name!r}.")
     return loss
-
-
-def stated_classes(request: FitRequest, schema: Schema | None) -> tuple[str, ...]:
-    """The labels as far as they are public; empty: to be discovered."""
-    stated = request.classes or ()
-    if schema is not None:
-        stated = schema.column(str(schema.target)).categories
-    if len(stated) == 1:
-        raise ValueError(f"Expected at least two classes, found {stated[0]!r} alone.")
-    return stated

@@ -5,8 +5,8 @@ from __future__ import annotations
 import hashlib
 import shutil
 import tempfile
-import weakref
 from pathlib import Path
+from typing import Self
 
 
 def fingerprint(path: Path) -> str:
@@ -26,12 +26,32 @@ class Snapshot:
     """A private copy of a file, under the same name, which nobody else writes to.
 
     The copy is what the fingerprint is of: a file that changes after its fingerprint was compared
-    is not read again. It is deleted with this object, or by `delete`.
+    is not read again. It is made on entering the context and deleted on leaving it.
+
+    Attributes
+    ----------
+    path : Path
+        The copy.
+    fingerprint : str
+        Of the copy.
     """
 
-    def __init__(self, path: Path) -> None:
-        folder = Path(tempfile.mkdtemp(prefix="privagrad-"))
-        self.delete = weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
-        self.path = folder / path.name
-        shutil.copyfile(path, self.path)
-        self.fingerprint = fingerprint(self.path)
+    path: Path
+    fingerprint: str
+
+    def __init__(self, original: Path) -> None:
+        self._original = original
+
+    def __enter__(self) -> Self:
+        self._folder = Path(tempfile.mkdtemp(prefix="privagrad-"))
+        try:
+            self.path = self._folder / self._original.name
+            shutil.copyfile(self._original, self.path)
+            self.fingerprint = fingerprint(self.path)
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        shutil.rmtree(self._folder, ignore_errors=True)

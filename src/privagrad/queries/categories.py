@@ -17,6 +17,7 @@ from dataclasses import replace
 import numpy as np
 
 from privagrad._internal.validate import Integers, Vector
+from privagrad.privacy.accounting import PrivacyPlan
 from privagrad.privacy.events import GaussianEvent
 from privagrad.privacy.mechanism import GaussianSum
 from privagrad.privacy.releases import Releases
@@ -34,6 +35,14 @@ def discovery(columns: int, epsilon: float, delta: float) -> GaussianEvent:
     """One query for the categories of so many columns."""
     share = Share(PURPOSE, min(_PART * math.sqrt(columns), _MOST))
     return replace(query_event(share, epsilon, delta, "zero-out"), leak=_LEAK * delta)
+
+
+def categories_event(plan: PrivacyPlan) -> GaussianEvent:
+    """The query for categories in a plan."""
+    event = plan[PURPOSE]
+    if not isinstance(event, GaussianEvent):
+        raise TypeError(f"Expected a Gaussian release for categories, found {event}.")
+    return event
 
 
 def _mechanism(columns: int, n: int, event: GaussianEvent) -> GaussianSum:
@@ -64,9 +73,8 @@ def discover(
     One Gaussian release, the plan's event "categories", with its noise multiplier and leak.
     """
     k = len(counts)
-    event = releases.take(PURPOSE)
-    if not isinstance(event, GaussianEvent):
-        raise TypeError(f"Expected a Gaussian release for categories, found {event}.")
+    event = categories_event(releases.plan)
+    releases.take(PURPOSE)
     keys = [(name, value) for name in counts for value in sorted(counts[name])]
     mechanism = _mechanism(k, n, event)
     total = mechanism.sum(size=len(keys))

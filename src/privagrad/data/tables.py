@@ -1,0 +1,172 @@
+"""Tables that were parsed once: numbers and codes in temporary files, encoded when asked."""
+
+from __future__ import annotations
+
+import weakref
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from tempfile import TemporaryFile
+from typing import Any, NamedTuple, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from privagrad._internal.validate import Vector
+from privagrad.data.encoding import Codes, Encoding, encoding_of, one_hot, renumbered
+from privagrad.data.schema import Column, Schema
+
+CHUNK = 50_000
+"""Rows that are in memory at once."""
+
+
+class Rows(NamedTuple):
+    """Encoded rows.
+
+    Attributes
+    ----------
+    X : array or CSR matrix of shape (n, d)
+    y : array of shape (n,) or None
+        Numbers, NaN where one is missing; where the target is a category, the numbers of the
+        schema's categories, -1 for others. None without a target.
+    names : list of str
+        Of the columns of X.
+    """
+
+    X: Any
+    y: Vector | None
+    names: list[str]
+
+
+@dataclass(frozen=True)
+class Table(ABC):
+    """The rows of a file, parsed once. What is asked of it later is computed, not read again.
+
+    Attributes
+    ----------
+    schema : Schema
+        With a target. Categories that it does not state may be filled in: `with_categories`.
+    y : array of shape (n,)
+        The parsed target: numbers, codes of the stated categories (-1 for others), or codes of
+        the values in `counts`; NaN where missing.
+    counts : mapping of str to Counter
+        Of the columns whose categories are to be discovered, the target the last of them: the
+        values in the order of their codes, and how many rows have them. Not private.
+    """
+
+    schema: Schema
+    y: Vector
+    counts: Mapping[str, Counter[str]]
+
+    @property
+    def n(self) -> int:
+        return self.y.size
+
+    @property
+    def target(self) -> Column:
+        return self.schema.column(str(self.schema.target))
+
+    @property
+    @abstractmethod
+    def encoding(self) -> Encoding:
+        """The columns of the encoded matrix."""
+
+    @abstractmethod
+    def rows(self) -> Any:
+        """All rows, encoded: a float32 array or a CSR matrix."""
+
+    @abstractmethod
+    def parts(self) -> Iterator[Rows]:
+        """All rows with their targets, encoded in double precision, some at a time."""
+
+    def with_categories(self, found: Mapping[str, tuple[str, ...]]) -> Self:
+        """The same rows where these columns have these categories, by name."""
+        columns = (replace(self.schema.column(name), categories=c) for name, c in found.items())
+        return replace(self, schema=self.schema.with_columns(columns))
+
+    @cached_property
+    def targets(self) -> Vector:
+        """Numbers, or numbers of the schema's categories with -1 for others; NaN where missing."""
+        counts = self.counts.get(self.target.name)
+        if counts is None:
+            return self.y
+        missing = np.isnan(self.y)
+        codes = np.where(missing, -1, self.y).astype(np.int32)
+        return np.where(missing, np.nan, renumbered(codes, counts, self.target.categories))
+
+
+class Spool:
+    """Rows of equal width in a temporary file.
+
+    The machine keeps the file in memory as far as there is room, and nobody else can open it.
+    """
+
+    def __init__(self, width: int, dtype: Any) -> None:
+        self.width, self.dtype, self.count = width, np.dtype(dtype), 0
+        self._file = TemporaryFile()  # noqa: SIM115
+        weakref.finalize(self, self._file.close)
+
+    def append(self, rows: NDArray[Any]) -> None:
+        self._file.write(np.ascontiguousarray(rows, dtype=self.dtype).tobytes())
+        self.count += len(rows)
+
+    def part(self, first: int, stop: int) -> NDArray[Any]:
+        """A copy of some rows."""
+        rows = np.empty((stop - first, self.width), self.dtype)
+        self._file.seek(first * self.width * self.dtype.itemsize)
+        self._file.readinto(rows.data)
+        return rows
+
+    def array(self) -> NDArray[Any]:
+        """All rows, without a copy."""
+        self._file.flush()
+        shape = (self.count, self.width)
+        return np.asarray(np.memmap(self._file, self.dtype, mode="r+", shape=shape))
+
+
+@dataclass(frozen=True)
+class ColumnTable(Table):
+    """A table with named columns: CSV, Parquet or Arrow.
+
+    Attributes
+    ----------
+    numbers, codes : Spool
+        The columns of numbers and of categories, each in the schema's order.
+    """
+
+    numbers: Spool
+    codes: Spool
+
+    @cached_property
+    def encoding(self) -> Encoding:
+        return encoding_of(self.schema)
+
+    def rows(self) -> Any:
+        if self.encoding.sparse:
+            from scipy.sparse import vstack
+
+            return vstack([X for _, X in self._matrices(np.float64)], format="csr")
+        if self.codes.width == 0 and self.numbers.dtype == np.float32:
+            return self.numbers.array()
+        encoded = Spool(len(self.encoding.names), np.float32)
+        for _, X in self._matrices(np.float32):
+            encoded.append(X)
+        return encoded.array()
+
+    def parts(self) -> Iterator[Rows]:
+        for place, X in self._matrices(np.float64):
+            yield Rows(X, self.targets[place], self.encoding.names)
+
+    def _matrices(self, dtype: Any) -> Iterator[tuple[slice, Any]]:
+        categories = [c for c in self.schema.features if c.kind == "category"]
+        for first in range(0, self.n, CHUNK):
+            stop = min(first + CHUNK, self.n)
+            codes: Codes = self.codes.part(first, stop)
+            for j, column in enumerate(categories):
+                if column.name in self.counts:
+                    counts = self.counts[column.name]
+                    codes[:, j] = renumbered(codes[:, j], counts, column.categories)
+            numbers = self.numbers.part(first, stop)
+            yield slice(first, stop), one_hot(self.schema, self.encoding, numbers, codes, dtype)
