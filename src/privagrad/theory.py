@@ -27,10 +27,11 @@ from privagrad._internal import validate
 from privagrad._internal.validate import Vector
 from privagrad.geometry.domains import Domain
 from privagrad.geometry.ellipsoid import Ellipsoid
+from privagrad.geometry.scales import SCALE_POWERS
 
 _LEMMA_1 = 0.5
 _REGRET = 1.5
-_SCALE_POWERS = {"dp-sgd": 0.0, "dp-adagrad": 0.0, "pasan": -1.0, "pagan": -4 / 3}
+_SCALE_POWERS = {"dp-sgd": 0.0, "dp-adagrad": 0.0, **SCALE_POWERS}
 _ADAPTIVE = ("dp-adagrad", "pagan")
 
 

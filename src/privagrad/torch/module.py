@@ -40,15 +40,13 @@ class PrivateModule(nn.Module):
         someone else vouches for them.
     """
 
-    def __init__(
-        self, module: nn.Module, tape: Tape, verify: bool = True, loss_reduction: str = "mean"
-    ) -> None:
+    def __init__(self, module: nn.Module, tape: Tape, verify: bool = True) -> None:
         super().__init__()
         self._module = module
         self._tape = tape
         tape.guarded = verify
         self.guard = ModuleGuard(module, tape, verify)
-        self.loss_guard = LossGuard(tape, verify, loss_reduction)
+        self.loss_guard = LossGuard(tape, verify)
         for child in _owners(module, tape):
             if not isinstance(vars(child).get("forward"), Tapped | None):
                 raise ValueError(

@@ -1,11 +1,11 @@
-"""Second moments of per-example gradients, from public data or from private gradients so far."""
+"""Second moments of per-example gradients from public data."""
 
 from __future__ import annotations
 
 import copy
 import math
 from collections.abc import Callable, Iterable, Mapping, Sized
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -13,18 +13,12 @@ from torch import Tensor, nn
 
 from privagrad._internal import validate
 from privagrad._internal.progress import track
+from privagrad.torch.module import PrivateModule
 from privagrad.torch.per_example.gradients import PerExampleGradient
 from privagrad.torch.per_example.tape import Tape
-from privagrad.torch.scales import Scale, as_matrix
-
-if TYPE_CHECKING:
-    from privagrad.torch.optimizer import PrivateOptimizer
+from privagrad.torch.scales import as_matrix
 
 Per = Literal["coordinate", "row", "tensor"]
-POWERS = {"pagan": -4 / 3, "pasan": -1.0}
-"""C = σ^power: Corollaries of Theorems 1 and 2."""
-
-_FIRST = 16
 
 
 class SecondMoments:
@@ -118,8 +112,6 @@ def second_moments(
         None: cross-entropy for whole-number targets, squared error for others, and the output
         itself where it is a single number.
     """
-    from privagrad.torch.module import PrivateModule
-
     twin = copy.deepcopy(module)
     parameters = {name: p for name, p in twin.named_parameters() if p.requires_grad}
     tape = Tape(parameters, batch_first)
@@ -154,63 +146,3 @@ def loss_of(
     if targets.is_floating_point():
         return F.mse_loss(outputs, targets.reshape(outputs.shape))
     return F.cross_entropy(outputs.reshape(-1, outputs.shape[-1]), targets.reshape(-1))
-
-
-class History:
-    """Learns the ellipsoid from private gradients alone, at steps 16, 32, 64, ...
-
-    Half the squared difference of consecutive private gradients has the mean Var(g)/b + s², s the
-    noise's own deviation; b times what exceeds s² estimates the moment of one example's gradient,
-    and what noise hides is a floor. It costs no privacy.
-    """
-
-    def __init__(self, power: float) -> None:
-        self.power = power
-        self.count = 0
-        self._before: dict[str, Tensor] = {}
-        self._sums: dict[str, list[Tensor]] = {}
-
-    def learn(self, optimizer: PrivateOptimizer) -> dict[str, Scale] | None:
-        """Take in the gradients of a step; the new scales where it is time for some."""
-        if optimizer.noise_multiplier == 0:
-            return None
-        batch = optimizer.expected_batch_size
-        mean = optimizer.loss_reduction == "mean"
-        radius = optimizer.max_grad_norm / (batch if mean else 1.0)
-        first = not self._before
-        for name, parameter in optimizer.tape.parameters.items():
-            assert parameter.grad is not None
-            gradient = as_matrix(parameter.grad).double()
-            if not first:
-                noise = (optimizer.noise_multiplier * radius) ** 2 / optimizer.scales[name].full
-                sums = self._sums.setdefault(name, [torch.zeros_like(gradient) for _ in range(3)])
-                sums[0] += (gradient - self._before[name]).square() / 2
-                sums[1] += noise
-                sums[2] += noise.double().square()
-            self._before[name] = gradient
-        self.count += not first
-        if first or self.count < _FIRST or self.count & (self.count - 1):
-            return None
-        self._before = {}
-        return self._scales(optimizer, batch if mean else 1 / batch)
-
-    def _scales(self, optimizer: PrivateOptimizer, factor: float) -> dict[str, Scale]:
-        moments, sizes, hidden_sizes = {}, 0.0, 0.0
-        weighted = hidden_weighted = 0.0
-        for name, (differences, noise, fourths) in self._sums.items():
-            variance = (differences - noise) / self.count
-            hidden = (2 * fourths).sqrt() / self.count
-            moments[name] = factor * torch.maximum(variance, hidden)
-            scale = moments[name] ** (self.power / 2)
-            sizes += factor * float(variance.sum())
-            hidden_sizes += float((factor * hidden).square().sum())
-            weighted += factor * float((scale * variance).sum())
-            hidden_weighted += float((factor * scale * hidden).square().sum())
-        # Of the sum over coordinates noise hides less than of each.
-        before = max(sizes, math.sqrt(hidden_sizes))
-        after = max(weighted, math.sqrt(hidden_weighted))
-        kinds = {name: p.dtype for name, p in optimizer.tape.parameters.items()}
-        return {
-            name: Scale.of((moment ** (self.power / 2) * (before / after)).to(kinds[name]))
-            for name, moment in moments.items()
-        }

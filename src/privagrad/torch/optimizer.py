@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 from privagrad._internal import validate
 from privagrad.privacy.mechanism import GaussianSum, Part
 from privagrad.privacy.noise import RandomSource
-from privagrad.torch.moments import History
+from privagrad.torch.ellipsoids import TrainingEllipsoid
 from privagrad.torch.per_example.gradients import PerExampleGradient
 from privagrad.torch.per_example.tape import Tape
 from privagrad.torch.processes import Processes
@@ -26,8 +26,8 @@ FLOAT32 = 2.0**-10
 """What norms and sums in float32 may be off, counted as sensitivity."""
 
 
-class Terms(NamedTuple):
-    """What one batch is released with: the same for all its parts and in all processes."""
+class ReleaseTerms(NamedTuple):
+    """How one batch is bounded and released: the same for all its parts and in all processes."""
 
     noise_multiplier: float
     max_grad_norm: float
@@ -56,22 +56,18 @@ class PrivateOptimizer(Optimizer):
         self,
         optimizer: Optimizer,
         tape: Tape,
-        scales: dict[str, Scale],
+        ellipsoid: TrainingEllipsoid,
+        terms: ReleaseTerms,
         *,
-        noise_multiplier: float,
-        max_grad_norm: float,
-        expected_batch_size: float,
-        loss_reduction: str,
         source: RandomSource,
         processes: Processes,
         charge: Callable[[float], None],
-        history: History | None = None,
     ) -> None:
         self.original_optimizer = optimizer
-        self.tape, self.history = tape, history
-        self.noise_multiplier, self.max_grad_norm = noise_multiplier, max_grad_norm
-        self.expected_batch_size = self._batch_size = expected_batch_size
-        self.loss_reduction = loss_reduction
+        self.tape, self.loss_reduction = tape, tape.loss_reduction
+        self.noise_multiplier, self.max_grad_norm = terms.noise_multiplier, terms.max_grad_norm
+        self.expected_batch_size = self._batch_size = terms.expected_batch_size
+        self.learned_ellipsoid = ellipsoid.learned
         self._last = self._waits = True
         self.observe: Callable[[int, dict[str, list[PerExampleGradient]], float], None] | None = (
             None
@@ -83,7 +79,7 @@ class PrivateOptimizer(Optimizer):
         dim = sum(parameter.numel() for parameter in tape.parameters.values())
         self._units = np.empty(dim)
         self._drop_batch()
-        self.scales = scales
+        self.scales = ellipsoid.scales
 
     @property
     def noise_multiplier(self) -> float:
@@ -156,15 +152,15 @@ class PrivateOptimizer(Optimizer):
 
     def _drop_batch(self) -> None:
         self._sums: dict[str, Tensor] = {}
-        self._agreed: Terms | None = None
+        self._agreed: ReleaseTerms | None = None
 
-    def _terms(self) -> Terms:
+    def _terms(self) -> ReleaseTerms:
         """What the current batch is bounded and released with; fixed by its first part."""
         if self._agreed is None:
-            own = Terms(self.noise_multiplier, self.max_grad_norm, self.expected_batch_size)
+            own = ReleaseTerms(self.noise_multiplier, self.max_grad_norm, self.expected_batch_size)
             values = torch.tensor(own, dtype=torch.float64)
             self._processes.agree(values)
-            self._agreed = Terms(*values.tolist())
+            self._agreed = ReleaseTerms(*values.tolist())
         return self._agreed
 
     def zero_grad(self, set_to_none: bool = True) -> None:
@@ -244,7 +240,21 @@ class PrivateOptimizer(Optimizer):
             if factor != 1:
                 gradient.mul_(factor)
             parameter.grad = gradient.to(parameter.device, parameter.dtype)
-        if self.history is not None and (learned := self.history.learn(self)) is not None:
+        if self.learned_ellipsoid is not None and noise > 0:
+            self._learn_ellipsoid(self._terms())
+
+    def _learn_ellipsoid(self, terms: ReleaseTerms) -> None:
+        """Show the released gradients to what learns the ellipsoid; takes the new one, if any."""
+        assert self.learned_ellipsoid is not None
+        mean, batch_size = self.loss_reduction == "mean", terms.expected_batch_size
+        radius = terms.max_grad_norm / (batch_size if mean else 1.0)
+        learned = self.learned_ellipsoid.learn(
+            self.tape.parameters,
+            self.scales,
+            noise_std=terms.noise_multiplier * radius,
+            examples=batch_size if mean else 1 / batch_size,
+        )
+        if learned is not None:
             self.scales = learned
 
     def _sum_of(self, name: str, parameter: Tensor) -> Tensor:

@@ -20,13 +20,14 @@ from privagrad._internal import validate
 from privagrad._internal.atomic import atomic_write
 from privagrad.experiments.language.corpus import Sequences, Vocabulary, collate
 from privagrad.experiments.language.model import LanguageModel, perplexity
+from privagrad.geometry.scales import SCALE_POWERS
 from privagrad.privacy.accounting import PrivacyPlan
 from privagrad.privacy.events import GaussianEvent
 from privagrad.torch.adaptive_sgd import AdaptiveSGD
 from privagrad.torch.damping import damp_steps, start_from_counts, word_shares
 from privagrad.torch.engine import PrivacyEngine
 from privagrad.torch.loaders import BatchMemoryManager
-from privagrad.torch.moments import POWERS, SecondMoments, shaped_scales
+from privagrad.torch.moments import SecondMoments, shaped_scales
 
 PRIVATE = ("dp-sgd", "pasan", "pagan")
 SHAPED = ("pasan", "pagan")
@@ -307,7 +308,7 @@ def _ellipsoid(setting: Setting, texts: Texts, folder: Path) -> dict[str, Tensor
     if not setting.shaped:
         return None
     moments = public_moments(texts, setting, folder.parent)
-    return shaped_scales(moments, POWERS[setting.kind])
+    return shaped_scales(moments, SCALE_POWERS[setting.kind])
 
 
 def _head_start(optimizer: Any, steps: int) -> None:

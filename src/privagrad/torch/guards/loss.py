@@ -77,9 +77,9 @@ _ADVICE = (
 class LossGuard(Following):
     """Follows the batch and the outputs of one private module to the loss."""
 
-    def __init__(self, tape: Tape, verify: bool = True, reduction: str = "mean") -> None:
+    def __init__(self, tape: Tape, verify: bool = True) -> None:
         super().__init__(verify)
-        self.tape, self.reduction = tape, reduction
+        self.tape, self.reduction = tape, tape.loss_reduction
         self.checks = 0
         self._losses: dict[int, int] = {}
         self._structures: set[int] = set()

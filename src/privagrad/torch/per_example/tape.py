@@ -44,9 +44,14 @@ class Tape:
     records nothing, so that copies of a private module are plain modules.
     """
 
-    def __init__(self, parameters: dict[str, nn.Parameter], batch_first: bool = True) -> None:
+    def __init__(
+        self,
+        parameters: dict[str, nn.Parameter],
+        batch_first: bool = True,
+        loss_reduction: str = "mean",
+    ) -> None:
         self.parameters = parameters
-        self.batch_first = batch_first
+        self.batch_first, self.loss_reduction = batch_first, loss_reduction
         self.open = self.plain = False
         self.layers_entered = 0
         self.drawn: int | None = None

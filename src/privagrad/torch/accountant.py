@@ -23,10 +23,10 @@ class Charge:
     entry: Entry | None
 
 
-class Spending:
-    """Counts releases by run and event, in the process that made the account.
+class Accountant:
+    """Counts the releases of an engine by run and event, in the process that made the engine.
 
-    A run that goes on from a checkpoint, the one that wrote it or another, notes each release in
+    A run that continues from a checkpoint, the one that wrote it or another, notes each release in
     a file beside that checkpoint, so that any later run from it, in any process, counts it too.
     """
 
@@ -38,7 +38,7 @@ class Spending:
         self._process = os.getpid()
 
     def check_process(self) -> None:
-        """Refuse a copy of the account in another process: nobody would add the copies up."""
+        """Refuse a copy of the accountant in another process: its releases would not be counted."""
         if os.getpid() != self._process:
             raise RuntimeError(
                 f"Expected the process {self._process}, which made the PrivacyEngine, found a copy "
@@ -103,7 +103,7 @@ class Spending:
         }
 
     def resume(self, state: dict[str, Any], checkpoint: Path) -> None:
-        """Go on from a checkpoint: its releases, all made from it since, and our own count."""
+        """Continue from a checkpoint: count its releases and all made from it since."""
         self.unprotected = max(self.unprotected, int(state["unprotected"]))
         for record in state["counts"]:
             self._at_least(record["run"], record["event"], int(record["count"]))
