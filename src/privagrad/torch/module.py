@@ -1,4 +1,4 @@
-"""A module whose layers record how examples use its parameters."""
+"""A module whose layers record per-example gradients."""
 
 from __future__ import annotations
 

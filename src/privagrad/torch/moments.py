@@ -46,13 +46,18 @@ class SecondMoments:
         }
 
     @torch.no_grad()
-    def add(self, count: int, uses: Mapping[str, list[PerExampleGradient]], factor: float) -> None:
-        """Take in `count` examples; their gradients are `factor` times what the uses hold."""
+    def add(
+        self, count: int, gradients: Mapping[str, list[PerExampleGradient]], factor: float
+    ) -> None:
+        """Take in `count` examples, whose gradients are `factor` times `gradients`."""
         self.count += count
-        for name, group in uses.items():
-            for use in group:
-                seen = use.moments() if self.per == "coordinate" else use.row_moments()[:, None]
-                self._sums[name][use.part] += factor**2 * seen.double()
+        for name, parts in gradients.items():
+            for own in parts:
+                if self.per == "coordinate":
+                    squares = own.sum_of_squares()
+                else:
+                    squares = own.row_sums_of_squares()[:, None]
+                self._sums[name][own.part] += factor**2 * squares.double()
 
     def _kept(self, parameter: Tensor) -> tuple[int, int]:
         rows, columns = as_matrix(parameter).shape
@@ -121,8 +126,8 @@ def second_moments(
     total = len(loader) if isinstance(loader, Sized) else 0
     for batch in track(loader, total, "public moments"):
         loss_of(private, batch, criterion).backward()
-        count, uses = tape.collect()
-        moments.add(count, uses, float(count) if loss_reduction == "mean" else 1.0)
+        count, gradients = tape.collect()
+        moments.add(count, gradients, float(count) if loss_reduction == "mean" else 1.0)
     return moments.means()
 
 

@@ -169,7 +169,7 @@ class PrivateOptimizer(Optimizer):
 
     def _add_batch(self) -> None:
         """Bound the gradients that the last backward pass left and add them to the sums."""
-        count, uses = self.tape.collect()
+        count, gradients = self.tape.collect()
         if not (self.last_chunk or self._waits):
             raise RuntimeError(
                 "Expected one step() for each part of a batch, found a second one: its examples "
@@ -177,13 +177,13 @@ class PrivateOptimizer(Optimizer):
             )
         self._waits = False
         radius = self._terms().max_grad_norm
-        if not uses:
+        if not gradients:
             return
         factor = float(count) if self.loss_reduction == "mean" else 1.0
         if self.observe is not None:
-            self.observe(count, uses, factor)
-        each = [(name, use) for name, group in uses.items() for use in group]
-        squares = sum(use.squares(self.scales[name].part(use.part)) for name, use in each)
+            self.observe(count, gradients, factor)
+        all_parts = [(name, part) for name, parts in gradients.items() for part in parts]
+        squares = sum(g.squared_norms(self.scales[name].part(g.part)) for name, g in all_parts)
         assert isinstance(squares, Tensor)
         norms = factor * squares.sqrt()
         weights = factor * (radius / norms).clamp(max=1.0)
@@ -191,17 +191,17 @@ class PrivateOptimizer(Optimizer):
         if not bool(finite.all()):
             self.non_finite += int((~finite).sum())
             weights = torch.where(finite, weights, 0.0)
-            for _, use in each:
-                use.keep(finite)
-        for name, use in each:
-            total = use.total(weights)
+            for _, gradient in all_parts:
+                gradient.keep_only(finite)
+        for name, gradient in all_parts:
+            total = gradient.weighted_sum(weights)
             if name not in self._sums:
                 shape = as_matrix(self.tape.parameters[name]).shape
                 if total.shape == shape:
                     self._sums[name] = total
                     continue
                 self._sums[name] = torch.zeros(shape, dtype=total.dtype, device=total.device)
-            self._sums[name][use.part] += total
+            self._sums[name][gradient.part] += total
 
     def _release(self) -> None:
         noise, radius, divisor = self._terms()

@@ -289,8 +289,8 @@ class ModuleGuard:
             weights = backward_from(self.tape, outputs, count, layouts)
         if not any(weights):
             return
-        _, uses = self.tape.collect()
-        squares = {name: squares_of(own) for name, own in uses.items()}
+        _, gradients = self.tape.collect()
+        squares = {name: squares_of(own) for name, own in gradients.items()}
         self.tape.plain = True
         for position, inputs in enumerate(single):
             with self._undisturbed(), torch.enable_grad():
@@ -301,7 +301,7 @@ class ModuleGuard:
                     if weight is not None and leaf.requires_grad
                 )
             expected = gradients_alone(value, self.tape.parameters)
-            for name, found in differences(uses, squares, expected, position):
+            for name, found in differences(gradients, squares, expected, position):
                 raise UnverifiedError(
                     "Expected the gradient of each example to be that of the example alone, found "
                     f"that of {name} {found}. A layer uses it in a way that the engine does not "
