@@ -33,7 +33,7 @@ def save(
         What the file holds besides: entries of the caller's own.
     module : Module
     optimizer : Optimizer or None
-        Saved if it is private.
+        SavedInput if it is private.
     accountant : Accountant
         From now on it notes its releases beside the file too.
     """

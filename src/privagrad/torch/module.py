@@ -10,9 +10,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
-from privagrad.torch.guards.determinism import Drawn, generator_states
+from privagrad.torch.guards.determinism import generator_states
 from privagrad.torch.guards.loss import LossGuard
 from privagrad.torch.guards.observed import Layouts
+from privagrad.torch.guards.random_functions import RandomDraws
 from privagrad.torch.guards.recorder import Recorder, public_tensors
 from privagrad.torch.guards.refusals import UnverifiedError
 from privagrad.torch.guards.structure import tensors_of
@@ -48,15 +49,15 @@ class PrivateModule(nn.Module):
         self.guard = ModuleGuard(module, tape, verify)
         self.loss_guard = LossGuard(tape, verify)
         for child in _owners(module, tape):
-            if not isinstance(vars(child).get("forward"), Tapped | None):
+            if not isinstance(vars(child).get("forward"), PrivateForward | None):
                 raise ValueError(
                     f"Expected the forward of a {type(child).__name__} as its class defines it, "
                     "found one that was set on the module itself: it would be lost. Make a "
                     "subclass."
                 )
-            child.forward = Tapped(tape, child, layer_of(child))
+            child.forward = PrivateForward(tape, child, layer_of(child))
         for name, parameter in tape.parameters.items():
-            parameter.register_hook(_Stray(tape, name))
+            parameter.register_hook(_StrayGradientHook(tape, name))
         self._known = self._parts()
         self.train(module.training)
 
@@ -83,7 +84,7 @@ class PrivateModule(nn.Module):
 
     def _pass(
         self, inputs: Any, count: int, of_batch: Sequence[bool]
-    ) -> tuple[Any, ForwardPass, Drawn]:
+    ) -> tuple[Any, ForwardPass, RandomDraws]:
         """A forward pass with the layouts that it has been seen to have."""
         guard = self.guard
         layouts = guard.prepare(inputs, count, of_batch)
@@ -166,7 +167,7 @@ def _refuse_objects(inputs: Any) -> None:
             )
 
 
-class _Stray:
+class _StrayGradientHook:
     """Hears of gradients that reach a parameter itself: those of examples never do."""
 
     def __init__(self, tape: Tape, name: str) -> None:
@@ -176,7 +177,7 @@ class _Stray:
         self.tape.note_stray(self.name)
 
 
-class Tapped:
+class PrivateForward:
     """The forward of one layer: private while the tape is open, its own otherwise."""
 
     def __init__(self, tape: Tape, module: nn.Module, layer: Layer) -> None:

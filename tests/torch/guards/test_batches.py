@@ -606,7 +606,7 @@ class TestPadding:
             noise_multiplier=0.0, max_grad_norm=1.0, poisson_sampling=False,
         )  # fmt: skip
         assert isinstance(loader, PrivateLoader)
-        monkeypatch.setattr(loader.draws, "_announce", lambda *given: told.append(given))
+        monkeypatch.setattr(loader.charges, "_announce", lambda *given: told.append(given))
         list(loader)
         assert [len(alone) for _, _, alone in told] == [2, 2, 2 if workers else 0]
 

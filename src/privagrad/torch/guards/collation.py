@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from privagrad.torch.guards.determinism import every_draw_at, random_state_kept, seed
-from privagrad.torch.guards.generators import OwnGenerators
+from privagrad.torch.guards.generators import ReachableGenerators
+from privagrad.torch.guards.rows import row_layouts
 from privagrad.torch.guards.structure import tensors_of
-from privagrad.torch.guards.trace import row_layouts
 from privagrad.torch.per_example.layout import ROUNDING, Layout, magnitudes, same
 
 _LOOKED_AT = 16
@@ -63,14 +63,14 @@ class _Collation:
 
     def __init__(self, collate: Callable[[list[Any]], Any]) -> None:
         self._collate, self._tail = collate, random.SystemRandom().getrandbits(32)
-        self.own = OwnGenerators(collate)
+        self.own = ReachableGenerators(collate)
         self.random = False
 
     def __call__(self, rows: list[Any], level: float = _MIDDLE) -> list[Tensor]:
         self.own.start()
-        with every_draw_at(level, self._tail) as aftermath:
+        with every_draw_at(level, self._tail) as effects:
             tensors = tensors_of(self._collate(list(rows)))
-        self.random = self.random or aftermath.random or self.own.have_drawn()
+        self.random = self.random or effects.random or self.own.have_drawn()
         return tensors
 
     def has_fixed_shapes(self, row: Any) -> bool:

@@ -17,7 +17,7 @@ _DEEP, _MANY = 4, 100
 _LEFT_ALONE = (torch.Tensor, torch.nn.Module, np.ndarray, types.ModuleType, type)
 
 
-class OwnGenerators:
+class ReachableGenerators:
     """The generators that `function` may draw from, besides the global ones, and their states.
 
     They are looked for where a function can have them: in attributes, closures, defaults and the

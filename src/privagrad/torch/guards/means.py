@@ -15,7 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn._reduction import legacy_get_string
 
-from privagrad.torch.guards.trace import Owners, rows_stay_whole
+from privagrad.torch.guards.rows import RowOwners
+from privagrad.torch.guards.trace import rows_stay_whole
 
 
 def _of_examples(
@@ -86,7 +87,7 @@ def own_means(
     input: Tensor,
     target: Tensor,
     weight: Tensor | None,
-    owners: Owners,
+    owners: RowOwners,
     options: dict[str, Any],
 ) -> tuple[Tensor, Tensor]:
     """The losses of all rows; the mean over examples of the means over each example's own rows."""

@@ -13,7 +13,7 @@ from privagrad.torch.guards.structure import tensors_of
 from privagrad.torch.per_example.layout import (
     ROUNDING,
     Layout,
-    Mixed,
+    MixedExamplesError,
     ObservedTensor,
     learned_layout,
     mixed,
@@ -24,7 +24,7 @@ Layouts = dict[object, Layout | None]
 
 
 @dataclass
-class Observed:
+class ObservedRun:
     """What a module does with some examples."""
 
     observed: list[ObservedTensor]
@@ -35,12 +35,12 @@ class Observed:
 
 
 @dataclass(frozen=True)
-class Learned:
+class LearnedLayouts:
     """Where a pass has its examples, and which of its calls may move them to other rows."""
 
     layouts: Layouts
     moving: frozenset[int]
-    alone: tuple[tuple[int, Observed], ...] = ()
+    alone: tuple[tuple[int, ObservedRun], ...] = ()
 
     @property
     def random(self) -> bool:
@@ -78,7 +78,9 @@ class Learned:
                 )
 
 
-def refuse_difference(several: Observed, alone: Observed, layouts: Layouts, place: int) -> None:
+def refuse_difference(
+    several: ObservedRun, alone: ObservedRun, layouts: Layouts, place: int
+) -> None:
     """Refuse other values for the example at `place` among several than it has alone."""
     count = several.recorder.count
     for a, b in zip(several.observed, alone.observed, strict=False):
@@ -92,7 +94,7 @@ def refuse_difference(several: Observed, alone: Observed, layouts: Layouts, plac
             raise mixed(a.name)
 
 
-def match(whole: Observed, alone: list[Observed]) -> Layouts:
+def match(whole: ObservedRun, alone: list[ObservedRun]) -> Layouts:
     """The layout of everything observed."""
     count = len(alone)
     for one in alone:
@@ -108,7 +110,7 @@ def match(whole: Observed, alone: list[Observed]) -> Layouts:
         if layout is None:
             _refuse_shared(several, [one for _, one in singles])
         elif several.axis is not None and layout.axis != several.axis:
-            raise Mixed(
+            raise MixedExamplesError(
                 f"Expected the examples in dimension {several.axis} of the input of "
                 f"{several.name}, found them in dimension {layout.axis}: see batch_first."
             )
@@ -116,7 +118,7 @@ def match(whole: Observed, alone: list[Observed]) -> Layouts:
     return layouts
 
 
-def moving_calls(whole: Observed, alone: list[Observed]) -> frozenset[int]:
+def moving_calls(whole: ObservedRun, alone: list[ObservedRun]) -> frozenset[int]:
     """The calls that index a dimension which has the examples, by their place."""
     several, single = whole.recorder.moves, alone[0].recorder.moves
     if len(several) != len(single):
@@ -128,7 +130,7 @@ def moving_calls(whole: Observed, alone: list[Observed]) -> frozenset[int]:
 def _refuse_shared(several: ObservedTensor, alone: list[ObservedTensor]) -> None:
     """Refuse what has no examples where a layer needs them, or differs from example to example."""
     if several.leading and not several.shared:
-        raise Mixed(
+        raise MixedExamplesError(
             f"Expected {several.name} to work on the examples of the batch, found an input of "
             f"shape {tuple(several.tensor.shape)} that is the same for every batch: its gradient "
             "cannot be told apart by example. Repeat its input for every example, for instance "

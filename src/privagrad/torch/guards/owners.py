@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from privagrad.torch.guards.trace import Leaf, Output, Replay, TraceNode, run_again
+from privagrad.torch.guards.replay import Replay, run_again
+from privagrad.torch.guards.trace import Leaf, Output, TraceNode
 
 _CLOSE = 1e-3
 

@@ -15,7 +15,8 @@ from torch import Tensor
 from torch.utils._pytree import tree_unflatten
 
 from privagrad.torch.guards.refusals import BROKEN
-from privagrad.torch.guards.trace import Leaf, Replay, TraceNode, history, run_again
+from privagrad.torch.guards.replay import Replay, run_again
+from privagrad.torch.guards.trace import Leaf, TraceNode, history
 from privagrad.torch.guards.traced import node_of, untraced
 from privagrad.torch.per_example.layout import input_leaves, same, take
 

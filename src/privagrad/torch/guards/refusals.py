@@ -5,6 +5,12 @@ from __future__ import annotations
 BROKEN = (RuntimeError, IndexError, ValueError, AssertionError, TypeError, KeyError)
 """What computing something again for other examples may end in."""
 
+ADVICE = (
+    "Compute the loss of each example by itself and take the mean or the sum; or hand over the "
+    "criterion, which is then evaluated example by example: see PerExampleLoss."
+)
+"""What to do about a loss that is refused."""
+
 
 class UnverifiedError(RuntimeError):
     """What the engine computes for an example cannot be shown to be that example's gradient."""

@@ -12,18 +12,12 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from privagrad.torch.guards.determinism import Deterministic, normals, random_state_kept, seed
+from privagrad.torch.guards.determinism import normals, random_state_kept, seed
+from privagrad.torch.guards.random_functions import Deterministic
 from privagrad.torch.guards.refusals import BROKEN
-from privagrad.torch.guards.trace import (
-    Leaf,
-    Output,
-    Replay,
-    SeparateLoss,
-    TraceNode,
-    history,
-    row_layouts,
-    run_again,
-)
+from privagrad.torch.guards.replay import Replay, run_again
+from privagrad.torch.guards.rows import row_layouts
+from privagrad.torch.guards.trace import Leaf, Output, SeparateLoss, TraceNode, history
 from privagrad.torch.per_example.layout import ROUNDING, Layout, magnitudes, same
 
 EXAMPLES = 4

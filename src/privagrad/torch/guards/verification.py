@@ -12,8 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from privagrad.torch.guards.determinism import (
-    Aftermath,
-    Drawn,
+    RunEffects,
     attributes_kept,
     random_state_kept,
     undisturbed,
@@ -26,8 +25,8 @@ from privagrad.torch.guards.gradients import (
 )
 from privagrad.torch.guards.observed import (
     Layouts,
-    Learned,
-    Observed,
+    LearnedLayouts,
+    ObservedRun,
     match,
     moving_calls,
     refuse_difference,
@@ -37,6 +36,7 @@ from privagrad.torch.guards.padding import (
     same_but_for_padding,
     unpadded_inputs,
 )
+from privagrad.torch.guards.random_functions import RandomDraws
 from privagrad.torch.guards.recorder import Recorder, public_tensors
 from privagrad.torch.guards.refusals import (
     BROKEN,
@@ -49,7 +49,7 @@ from privagrad.torch.guards.structure import tensors_of
 from privagrad.torch.guards.trace import history
 from privagrad.torch.guards.traced import node_of, untraced
 from privagrad.torch.per_example.layout import (
-    Mixed,
+    MixedExamplesError,
     ObservedTensor,
     input_leaves,
     possible_axes,
@@ -77,11 +77,11 @@ class ModuleGuard:
     def __init__(self, module: nn.Module, tape: Tape, verify: bool = True) -> None:
         self.module, self.tape, self.verify = module, tape, verify
         self.passes = self.verifications = 0
-        self.latest: Learned | None = None
-        self._known: dict[int, Learned] = {}
+        self.latest: LearnedLayouts | None = None
+        self._known: dict[int, LearnedLayouts] = {}
         self._axes: tuple[int | None, ...] | None = None
         self._prepared = False
-        self._drawn = Drawn()
+        self._drawn = RandomDraws()
         self._of_batch: Sequence[bool] = ()
         self.draws_outside_torch = self.unsettled = False
 
@@ -93,7 +93,7 @@ class ModuleGuard:
         self._prepared, self._of_batch = False, of_batch
         if self.latest is None and count > 1:
             try:
-                self.latest = self._learn(inputs, count, Drawn())
+                self.latest = self._learn(inputs, count, RandomDraws())
                 self._prepared = True
             except UntriedError:
                 # If it is the module's own error, it shows on the whole batch too.
@@ -128,7 +128,7 @@ class ModuleGuard:
         return known.layouts
 
     def outputs_without_padding(
-        self, inputs: Any, count: int, layouts: Layouts, drawn: Drawn
+        self, inputs: Any, count: int, layouts: Layouts, drawn: RandomDraws
     ) -> dict[int, list[Tensor]]:
         """The outputs of examples that are padded, without padding: the same, or refused."""
         steps = [step for t in tensors_of(inputs) for step in history(node_of(t))]
@@ -148,14 +148,16 @@ class ModuleGuard:
                 raise padding_matters("the output")
         return alone
 
-    def _deterministic(self, inputs: Any, count: int, layouts: Layouts, drawn: Drawn) -> Any:
+    def _deterministic(self, inputs: Any, count: int, layouts: Layouts, drawn: RandomDraws) -> Any:
         """The outputs of the whole batch, without random numbers or with those of another pass."""
         with self._aside(), torch.no_grad():
             self._drawn = drawn
             with self._undisturbed(), self.tape.passing(count, layouts):
                 return self.module(*inputs[0], **inputs[1])
 
-    def _learn(self, inputs: Any, count: int, drawn: Drawn, thorough: bool = True) -> Learned:
+    def _learn(
+        self, inputs: Any, count: int, drawn: RandomDraws, thorough: bool = True
+    ) -> LearnedLayouts:
         self.verifications += 1
         leaves = input_leaves(inputs)[0]
         guesses = possible_axes(leaves, count, self.tape.batch_first, self._of_batch)
@@ -173,30 +175,30 @@ class ModuleGuard:
                 self._axes = axes
                 self.draws_outside_torch |= found.outside_torch
                 return found
-            except Mixed as error:
-                problem = error if not isinstance(problem, Mixed) else problem
+            except MixedExamplesError as error:
+                problem = error if not isinstance(problem, MixedExamplesError) else problem
             except UnverifiedError as error:
                 problem = problem or error
             except BROKEN as error:
                 problem = problem or untried(error)
         if not self.verify:
-            return Learned({}, frozenset())
+            return LearnedLayouts({}, frozenset())
         assert problem is not None
         raise problem
 
     def _try(
         self, inputs: Any, axes: Sequence[int | None], examples: list[int], thorough: bool
-    ) -> Learned:
+    ) -> LearnedLayouts:
         """Compare some examples together with each alone, as if `axes` were the examples'."""
         together = take(inputs, axes, examples)
         single = [take(inputs, axes, [example]) for example in examples]
         whole = self._observe(together, len(examples))
         alone = [self._observe(one, 1) for one in single]
         if len(examples) == 1:
-            found = Learned({}, frozenset())
+            found = LearnedLayouts({}, frozenset())
         else:
             seen = tuple(zip(examples, alone, strict=True))
-            found = Learned(match(whole, alone), moving_calls(whole, alone), seen)
+            found = LearnedLayouts(match(whole, alone), moving_calls(whole, alone), seen)
         if self.verify:
             self._refuse_memory([whole, *alone])
             if thorough:
@@ -204,13 +206,13 @@ class ModuleGuard:
             self._compare(together, single, found.layouts)
         return found
 
-    def _observe(self, inputs: Any, count: int) -> Observed:
+    def _observe(self, inputs: Any, count: int) -> ObservedRun:
         """A pass without gradients; every tensor that goes into a layer or out of the module."""
         tape = self.tape
         observed: list[ObservedTensor] = []
         recorder = Recorder(count, public_tensors(self.module), quiet=False)
         before = versions(inputs)
-        with self._undisturbed() as aftermath, torch.no_grad():
+        with self._undisturbed() as effects, torch.no_grad():
             tape.observed, tape.recorder = observed, recorder
             with tape.passing(count), recorder:
                 outputs = self.module(*inputs[0], **inputs[1])
@@ -222,8 +224,8 @@ class ModuleGuard:
                     ("output", place), "the module's output", leaf.detach(), leaf.dim(), shared=True
                 )
             )
-        return Observed(
-            observed, aftermath.written, recorder, aftermath.random, aftermath.outside_torch
+        return ObservedRun(
+            observed, effects.written, recorder, effects.random, effects.outside_torch
         )
 
     @contextmanager
@@ -232,18 +234,18 @@ class ModuleGuard:
         with self.tape.aside(), random_state_kept(), attributes_kept(self.module):
             yield
 
-    def _undisturbed(self) -> AbstractContextManager[Aftermath]:
+    def _undisturbed(self) -> AbstractContextManager[RunEffects]:
         return undisturbed(self.module, self._drawn, self.tape.is_inside_layer)
 
     def _refuse_rare_mixing(
-        self, single: Any, axes: Sequence[int | None], usual: Observed, layouts: Layouts
+        self, single: Any, axes: Sequence[int | None], usual: ObservedRun, layouts: Layouts
     ) -> None:
         """Refuse modules that mix or remember examples only where the data are unusual.
 
         An example must come out the same beside others with unusual values, and these the same as
         alone.
         """
-        alone: dict[float | None, Observed] = {None: usual}
+        alone: dict[float | None, ObservedRun] = {None: usual}
         for value in UNUSUAL:
             inputs = with_unusual(single, axes, [value])
             if inputs is None:
@@ -267,7 +269,7 @@ class ModuleGuard:
             if len(values) == len(alone):
                 return
 
-    def _refuse_memory(self, runs: list[Observed]) -> None:
+    def _refuse_memory(self, runs: list[ObservedRun]) -> None:
         """Refuse buffers into which a pass writes what depends on its examples."""
         first = runs[0].written
         for other in (run.written for run in runs[1:]):

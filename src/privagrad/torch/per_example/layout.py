@@ -83,7 +83,7 @@ class ObservedTensor:
     shared: bool = False
 
 
-class Mixed(ValueError):
+class MixedExamplesError(ValueError):
     """What a module computes for an example depends on the other examples of the batch."""
 
 
@@ -114,8 +114,8 @@ def learned_layout(
     raise mixed(several.name)
 
 
-def mixed(name: str) -> Mixed:
-    return Mixed(
+def mixed(name: str) -> MixedExamplesError:
+    return MixedExamplesError(
         f"Expected a module that treats every example by itself, found that {name} "
         "sees other values for an example when other examples are beside it. Statistics over the "
         "batch cannot be private: normalise each example by itself (GroupNorm, LayerNorm), keep "

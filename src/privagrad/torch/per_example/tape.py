@@ -235,7 +235,7 @@ class Tape:
         return count, {name: without_overlap(own) for name, own in by_name.items()}
 
 
-class Saved:
+class SavedInput:
     """A tensor that a layer needs again in the backward pass, unchanged."""
 
     def __init__(self, tensor: Tensor) -> None:

@@ -17,7 +17,7 @@ from privagrad.torch.per_example.gradients import (
     sums_of_products,
 )
 from privagrad.torch.per_example.layers._registry import frozen, layer
-from privagrad.torch.per_example.tape import Saved, Tape
+from privagrad.torch.per_example.tape import SavedInput, Tape
 from privagrad.torch.scales import Scale, accurate
 
 _WINDOWS = 2**20
@@ -61,7 +61,7 @@ def _padded(tape: Tape, module: Convolving, x: Tensor, padding: tuple[int, ...])
     y: Tensor = _CONVOLVE[dims](
         x, weight.detach(), frozen(bias), module.stride, padding, module.dilation, module.groups
     )
-    examples, saved = tape.examples(module, x, dims + 1), Saved(x)
+    examples, saved = tape.examples(module, x, dims + 1), SavedInput(x)
 
     def per_example(gradient: Tensor) -> Iterator[PerExampleGradient]:
         d = examples(gradient, dims + 1)
@@ -91,7 +91,7 @@ def transposed(
     y: Tensor = _TRANSPOSE[dims](
         x, weight.detach(), frozen(bias), stride, padding, extra, groups, dilation
     )
-    examples, saved = tape.examples(module, x, dims + 1), Saved(x)
+    examples, saved = tape.examples(module, x, dims + 1), SavedInput(x)
 
     def per_example(gradient: Tensor) -> Iterator[PerExampleGradient]:
         d = examples(gradient, dims + 1)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from privagrad.torch.per_example.gradients import PerExampleGradient, RowLookupGradient
 from privagrad.torch.per_example.layers._registry import layer
-from privagrad.torch.per_example.tape import Saved, Tape
+from privagrad.torch.per_example.tape import SavedInput, Tape
 from privagrad.torch.scales import accurate
 
 
@@ -34,7 +34,7 @@ def embedding_bag(
         per_sample_weights=per_sample_weights,
         padding_idx=module.padding_idx,
     )
-    examples, saved = tape.examples(module, index, 1), Saved(index)
+    examples, saved = tape.examples(module, index, 1), SavedInput(index)
 
     def per_example(gradient: Tensor) -> Iterator[PerExampleGradient]:
         shares = _shares(module, saved(), per_sample_weights)

@@ -14,7 +14,7 @@ from privagrad.torch.per_example.gradients import (
     PerExampleGradient,
 )
 from privagrad.torch.per_example.layers._registry import frozen, layer
-from privagrad.torch.per_example.tape import Saved, Tape
+from privagrad.torch.per_example.tape import SavedInput, Tape
 
 
 @layer(nn.Linear)
@@ -34,7 +34,7 @@ def projected(
     w, b = frozen(weight), frozen(bias)
     assert w is not None
     y = F.linear(x, w[part], None if b is None else b[part])
-    examples, saved = tape.examples(module, x), Saved(x)
+    examples, saved = tape.examples(module, x), SavedInput(x)
 
     def per_example(gradient: Tensor) -> Iterator[PerExampleGradient]:
         d = examples(gradient, 1)
