@@ -12,17 +12,14 @@ from torch.nn.utils.rnn import PackedSequence
 
 from privagrad.torch.guards.determinism import generator_states
 from privagrad.torch.guards.loss import LossGuard
+from privagrad.torch.guards.module_runs import refuse_changes, versions
 from privagrad.torch.guards.observed import Layouts
 from privagrad.torch.guards.random_functions import RandomDraws
 from privagrad.torch.guards.recorder import Recorder, public_tensors
 from privagrad.torch.guards.refusals import UnverifiedError
 from privagrad.torch.guards.structure import tensors_of
 from privagrad.torch.guards.traced import node_of, untraced
-from privagrad.torch.guards.verification import (
-    ModuleGuard,
-    refuse_changes,
-    versions,
-)
+from privagrad.torch.guards.verification import ModuleGuard
 from privagrad.torch.per_example.layers import Layer, layer_of
 from privagrad.torch.per_example.layout import count_examples, input_leaves
 from privagrad.torch.per_example.tape import ForwardPass, Tape

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from privagrad.torch.guards.recorder import Recorder
@@ -136,3 +137,17 @@ def _refuse_shared(several: ObservedTensor, alone: list[ObservedTensor]) -> None
             "cannot be told apart by example. Repeat its input for every example, for instance "
             "with expand(batch_size, ...)."
         )
+
+
+def refuse_memory(runs: list[ObservedRun]) -> None:
+    """Refuse buffers into which a pass writes what depends on its examples."""
+    first = runs[0].written
+    for other in (run.written for run in runs[1:]):
+        for name in first.keys() | other.keys():
+            a, b = first.get(name), other.get(name)
+            if a is None or b is None or not torch.equal(a, b):
+                raise UnverifiedError(
+                    f"Expected buffers that do not depend on the data, found that a forward "
+                    f"pass writes statistics of its examples into {name}: they would be "
+                    "released with the module, unprotected. Do not track statistics."
+                )

@@ -6,7 +6,7 @@ be the same at any length.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -18,7 +18,7 @@ from privagrad.torch.guards.refusals import BROKEN
 from privagrad.torch.guards.replay import Replay, run_again
 from privagrad.torch.guards.trace import Leaf, TraceNode, history
 from privagrad.torch.guards.traced import node_of, untraced
-from privagrad.torch.per_example.layout import input_leaves, same, take
+from privagrad.torch.per_example.layout import Layout, input_leaves, same, take
 
 
 def padded_examples(steps: Iterable[TraceNode]) -> list[int]:
@@ -88,6 +88,23 @@ def same_but_for_padding(padded: Tensor, own: Tensor) -> bool:
         return False
     common = tuple(slice(0, min(a, b)) for a, b in zip(padded.shape, own.shape, strict=True))
     return same(padded[common], own[common])
+
+
+def same_outputs_but_for_padding(
+    padded: list[Tensor],
+    alone: list[Tensor],
+    layouts: Mapping[object, Layout | None],
+    count: int,
+    example: int,
+) -> bool:
+    """Whether outputs of the batch are, for one example, those of the example alone."""
+    for place, (several, one) in enumerate(zip(padded, alone, strict=True)):
+        layout = layouts.get(("output", place))
+        if layout is not None and not same_but_for_padding(
+            layout.split(several, count)[example], layout.split(one, 1)[0]
+        ):
+            return False
+    return True
 
 
 def same_gradient(padded: Tensor, own: Tensor) -> bool:

@@ -7,7 +7,7 @@ import math
 import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -28,6 +28,34 @@ _STRANGE = (0, 1, -1, -100, 7, float("nan"))
 """Values that no batch may have had so far, such as marks of padding and of what is missing."""
 
 _GUESSES = 12
+
+
+@dataclass(frozen=True)
+class Changes:
+    """Other values for the examples that are not kept.
+
+    Attributes
+    ----------
+    kept : sequence of bool
+        Which examples stay as they are.
+    noise : float
+        Noise on outputs, over their size.
+    strange : float or None
+        A value for tensors of the batch; None: they stay as they are.
+    """
+
+    kept: Sequence[bool]
+    noise: float = 0.0
+    strange: float | None = None
+
+    def applied_to(self, leaf: Leaf, rows: Tensor) -> Tensor:
+        if isinstance(leaf, Output) and rows.is_floating_point():
+            return _disturbed(leaf, rows, self.kept, self.noise)
+        if isinstance(leaf, SeparateLoss):
+            return rows + self.noise
+        if self.strange is not None and leaf.layout is not None:
+            return _changed(leaf, rows, self.kept, self.strange)
+        return rows
 
 
 def constant_layouts(steps: list[TraceNode], count: int) -> list[dict[int, Layout]]:
@@ -73,7 +101,7 @@ def mixing_in(
     for kept, (change, strange) in itertools.product(_halves(size), changes):
         others = replace(view, examples=_others(examples, kept, view.count))
         try:
-            after = gradients_of(steps, leaves, others, kept, change, strange)
+            after = gradients_of(steps, leaves, others, Changes(kept, change, strange))
         except BROKEN:
             # Such as probabilities that noise has made larger than 1, or a class that is none.
             continue
@@ -121,14 +149,28 @@ def gradients_of(
     steps: list[TraceNode],
     leaves: list[Leaf],
     view: Replay,
-    kept: Sequence[bool] | None = None,
-    change: float = 0.0,
-    strange: float | None = None,
+    changes: Changes | None = None,
     rows: Callable[[Leaf, Replay], Tensor] = lambda leaf, view: leaf.rows(view.examples),
 ) -> list[Tensor | None]:
-    """Of the loss of some examples in the outputs; what belongs to those not kept is changed.
+    """Of the loss of some examples in the outputs.
 
-    `rows` are the values that leaves have for the examples.
+    Parameters
+    ----------
+    steps : list of TraceNode
+        The trace of the loss.
+    leaves : list of Leaf
+        Those among `steps`.
+    view : Replay
+        Which examples, and how constants are read.
+    changes : Changes, optional
+        To the values of other examples.
+    rows : callable of Leaf and Replay
+        The values that a leaf has for the examples.
+
+    Returns
+    -------
+    list of Tensor or None
+        One for each leaf; None where it has no gradient.
     """
     seed()
     values: dict[int, Tensor] = {}
@@ -136,12 +178,8 @@ def gradients_of(
     with torch.enable_grad():
         for leaf in leaves:
             own = rows(leaf, view)
-            if kept is not None and isinstance(leaf, Output) and own.is_floating_point():
-                own = _disturbed(leaf, own, kept, change)
-            elif kept is not None and isinstance(leaf, SeparateLoss):
-                own = own + change
-            elif kept is not None and strange is not None and leaf.layout is not None:
-                own = _changed(leaf, own, kept, strange)
+            if changes is not None:
+                own = changes.applied_to(leaf, own)
             if leaf.differentiable:
                 own = own.detach().requires_grad_()
                 roots.append(own)
