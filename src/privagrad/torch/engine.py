@@ -36,14 +36,14 @@ Private = Any
 
 
 class PrivacyEngine:
-    """Makes a module, an optimizer and a data loader private, and keeps account of it.
+    """Makes a module, an optimizer and a data loader private, and counts every release.
 
     The training loop stays as it is: ``loss.backward(); optimizer.step()``.
 
     Parameters
     ----------
     accountant : str
-        Taken for the sake of scripts written for Opacus: privacy loss distributions are always
+        Accepted so that scripts written for Opacus run: privacy loss distributions are always
         used, which are as tight as its "prv" and tighter than its "rdp".
     secure_mode : bool
         Likewise: noise and samples always come from a secure source, unless a seed is given.
@@ -83,22 +83,34 @@ class PrivacyEngine:
 
         Parameters
         ----------
+        module : Module
+        optimizer : Optimizer
+            Of the module's parameters.
+        data_loader : DataLoader
         noise_multiplier : float
             Noise over the bound on one example's gradient; 0: no noise, and epsilon is infinite.
             `optimizer.noise_multiplier` may be changed later, by a schedule or by hand: every
             release is charged for the noise that it is made with.
         max_grad_norm : float
             The radius B of the ellipsoid {g : Σ C_j g_j² ≤ B²} that gradients are bounded to.
-        ellipsoid : None, "pagan", "pasan", list or dict of positive tensors
-            C. None: a ball, which is DP-SGD. Tensors: in the order of the module's trainable
-            parameters, or by name. "pagan" and "pasan": powers of the gradients' second moments,
-            from `public_loader`, or without it from the private gradients as training goes on;
-            scaled so that max_grad_norm means what it means for a ball.
-        public_loader : batches (inputs, targets) of PUBLIC data, optional
+        ellipsoid : {"pagan", "pasan"}, sequence or mapping of str to Tensor, optional
+            C. None: a ball, which is DP-SGD. Positive tensors: in the order of the module's
+            trainable parameters, or by name. "pagan" and "pasan": powers of the gradients' second
+            moments, from `public_loader`, or without it from the private gradients during
+            training; scaled so that max_grad_norm means what it means for a ball.
+        public_loader : iterable, optional
+            Batches (inputs, targets) of PUBLIC data.
         criterion : callable, optional
             The loss on public data: see `second_moments`. Training never needs it.
-        per : {"coordinate", "row", "tensor"}; floor : float
-            How public moments are kept: see `SecondMoments`.
+        per : {"coordinate", "row", "tensor"}
+            Whether public moments are kept for each coordinate, row or tensor.
+        floor : float
+            What is added to public moments: see `SecondMoments`.
+        batch_first : bool
+            Whether the examples are in the first dimension of the module's inputs; False: in the
+            second.
+        loss_reduction : {"mean", "sum"}
+            How the loss puts the losses of examples together.
         poisson_sampling : bool
             True: batches hold each row that the data loader's sampler chooses from independently
             with the same probability; samplers of which these rows are not known are refused.
@@ -106,8 +118,10 @@ class PrivacyEngine:
             rows costs one release without amplification.
         max_physical_batch_size : int, optional
             Batches come in parts of at most this size; call `step()` after each, as ever.
-        noise_generator, random_state : optional
-            A seed for tests: such a run is NOT private, and the report says so.
+        noise_generator : torch.Generator, optional
+            Where a seed for tests is drawn from: such a run is NOT private, and the report says so.
+        random_state : int or Generator, optional
+            Likewise, the seed itself.
         clipping : str
             As in Opacus; "flat" is the only one.
         grad_sample_mode : str
@@ -201,11 +215,11 @@ class PrivacyEngine:
         )
 
     def get_epsilon(self, delta: float) -> float:
-        """What everything released so far costs at `delta`."""
+        """The epsilon of everything released so far, at `delta`."""
         return self.accountant.get_epsilon(delta)
 
     def report(self, delta: float) -> PrivacyReport:
-        """The privacy card of everything released so far."""
+        """The privacy report of everything released so far."""
         events = self.accountant.events
         plan = PrivacyPlan(events)
         return PrivacyReport(
@@ -235,9 +249,10 @@ class PrivacyEngine:
         checkpoint_dict: dict[str, Any] | None = None,
         **_: Any,
     ) -> None:
-        """Model, optimizer, ellipsoid and everything spent so far, in one file, whole or absent.
+        """Save module, optimizer, ellipsoid and everything released so far in one file.
 
-        Under several processes call it on each; the first one writes.
+        The file is written completely or not at all. Under several processes call it on each; the
+        first one writes.
         """
         flags = {"format": checkpoints.FORMAT, "seeded": self.seeded, "verified": self.verified}
         state = {**(checkpoint_dict or {}), "privagrad": flags}
@@ -251,10 +266,10 @@ class PrivacyEngine:
         optimizer: Optimizer | None = None,
         **_: Any,
     ) -> dict[str, Any]:
-        """Go on from a checkpoint, on the same privacy curve.
+        """Continue from a checkpoint; what was released before it is counted.
 
-        What other runs have released since they went on from the same file is counted too: it is
-        kept beside it, in a file whose name ends in ".resumed".
+        What other runs from the same file have released since is counted too: it is kept beside
+        it, in a file whose name ends in ".resumed".
         """
         state = checkpoints.load(Path(path), module, optimizer, self.accountant)
         self.seeded |= bool(state["privagrad"]["seeded"])

@@ -33,9 +33,11 @@ class PrivateModule(nn.Module):
 
     Parameters
     ----------
+    module : Module
+    tape : Tape
     verify : bool
-        Whether modules and losses are held to the definition of the per-example gradient. False:
-        someone else vouches for them.
+        Whether modules and losses are checked to keep examples apart. False: someone else vouches
+        for them.
     """
 
     def __init__(self, module: nn.Module, tape: Tape, verify: bool = True) -> None:

@@ -26,11 +26,12 @@ class SecondMoments:
 
     Parameters
     ----------
+    parameters : mapping of str to Parameter
     floor : float
         Added to every moment, as a part of the tensor's mean moment: coordinates that public data
-        hardly touch, such as rare words, would otherwise own the whole norm.
+        hardly touch, such as rare words, would otherwise dominate the norm.
     per : {"coordinate", "row", "tensor"}
-        One moment for each.
+        What has a moment of its own.
     """
 
     def __init__(
@@ -113,9 +114,22 @@ def second_moments(
 
     Parameters
     ----------
-    criterion : callable (outputs, targets) → loss, optional
-        None: cross-entropy for whole-number targets, squared error for others, and the output
-        itself where it is a single number.
+    module : Module
+    loader : iterable
+        Public batches (inputs, targets).
+    criterion : callable, optional
+        The loss of (outputs, targets). None: cross-entropy for whole-number targets, squared error
+        for others, and the output itself where it is a single number.
+    loss_reduction : {"mean", "sum"}
+        How the criterion puts the losses of examples together.
+    batch_first : bool
+        Whether the examples are in the first dimension of the inputs.
+    floor, per : float, {"coordinate", "row", "tensor"}
+        See `SecondMoments`.
+
+    Returns
+    -------
+    dict of str to Tensor
     """
     twin = copy.deepcopy(module)
     parameters = {name: p for name, p in twin.named_parameters() if p.requires_grad}

@@ -45,6 +45,18 @@ class PrivateOptimizer(Optimizer):
     `noise_multiplier`, `max_grad_norm` and `expected_batch_size` may be assigned: they count from
     the next batch on.
 
+    Parameters
+    ----------
+    optimizer : Optimizer
+        Takes the step on the private gradients.
+    tape : Tape
+    ellipsoid : TrainingEllipsoid
+    terms : ReleaseTerms
+    source : RandomSource
+    processes : Processes
+    charge : callable
+        Called with the noise multiplier of every release before it is made.
+
     Guarantees
     ----------
     A Gaussian mechanism of noise multiplier z for replacing one example's gradient by zero, up

@@ -592,7 +592,9 @@ class TestPadding:
 
     def test_the_first_batch_of_different_lengths_is_verified(self) -> None:
         collate, even = CollateAny(padded, Sentences()), [Sentences()[3], Sentences()[10]]
-        verified = [bool(collate(rows).unpadded) for rows in (even, even, self.ROWS, even, self.ROWS)]
+        verified = [
+            bool(collate(rows).unpadded) for rows in (even, even, self.ROWS, even, self.ROWS)
+        ]
         assert verified == [False, False, True, False, False]
 
     @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")

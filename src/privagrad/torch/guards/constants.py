@@ -11,7 +11,7 @@ from privagrad.torch.guards.refusals import ADVICE, UnverifiedError
 from privagrad.torch.guards.replay import SHAPES, example_sizes
 from privagrad.torch.guards.rows import row_layouts
 from privagrad.torch.guards.signatures import digest, signature
-from privagrad.torch.guards.trace import Leaf, TraceNode
+from privagrad.torch.guards.trace import Trace, TraceNode
 
 _USUAL = (0, 1, -1, 2, -100)
 _SMALL = 4096
@@ -33,19 +33,19 @@ class KnownConstants:
             return True
         return digest(tensor) in self._known or bool((tensor == tensor.flatten()[0]).all())
 
-    def refuse_new(self, steps: list[TraceNode], count: int, ever_read: bool) -> None:
+    def refuse_new(self, trace: Trace, count: int, ever_read: bool) -> None:
         """Refuse constants of a trace that are new after numbers of a batch were read.
 
         Constants of a new computation are taken as they are, unless the batch has just been
         written elsewhere. All others are known from now on.
         """
-        constants = [(step, value) for step in steps for value in step.constants]
-        structure = signature(steps, count, constants=False)
+        constants = [(step, value) for step in trace for value in step.constants]
+        structure = signature(trace, count, constants=False)
         if structure not in self._structures:
             doubtful = [(step, value) for step, value in constants if step.after_write]
         else:
             doubtful = constants if ever_read else []
-        self._refuse_doubtful(steps, doubtful, count)
+        self._refuse_doubtful(trace, doubtful, count)
         self._structures.add(structure)
         # A small tensor may have as many rows as there are examples by chance.
         self._known.update(
@@ -53,13 +53,13 @@ class KnownConstants:
         )
 
     def _refuse_doubtful(
-        self, steps: list[TraceNode], constants: list[tuple[TraceNode, Any]], count: int
+        self, trace: Trace, constants: list[tuple[TraceNode, Any]], count: int
     ) -> None:
         """Refuse constants that are new after numbers of a batch were read.
 
         Numbers may have been kept from an earlier batch. The sizes of this one are its own.
         """
-        sizes = example_sizes([s for s in steps if isinstance(s, Leaf)])
+        sizes = example_sizes(trace.leaves)
         sizes |= {count * size for size in sizes}
         for step, value in constants:
             if step.name in SHAPES or isinstance(value, nn.Parameter | PublicNumber):

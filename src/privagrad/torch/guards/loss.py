@@ -31,6 +31,7 @@ from privagrad.torch.guards.trace import (
     Leaf,
     Output,
     SeparateLoss,
+    Trace,
     TraceNode,
     history,
 )
@@ -163,8 +164,8 @@ class LossGuard(BatchTracer):
             if not isinstance(steps[-1], Leaf):
                 self._if_due(steps, self._check_input)
 
-    def _check_input(self, steps: list[TraceNode]) -> None:
-        refuse_moving_rows(steps[-1:], "an input of the module")
+    def _check_input(self, trace: Trace) -> None:
+        refuse_moving_rows(trace[-1:], "an input of the module")
 
     def _check(self, loss: TracedTensor) -> None:
         steps = history(node_of(loss))
@@ -186,20 +187,20 @@ class LossGuard(BatchTracer):
         if len(counts) == 1:
             self._if_due(steps, self._check_trace if counts != {1} else lambda _: None)
 
-    def _if_due(self, steps: list[TraceNode], check: Any) -> None:
+    def _if_due(self, trace: Trace, check: Callable[[Trace], None]) -> None:
         """At steps 1, 2, 4, 8, ... of the same trace; a new one is always due."""
-        count = max(1, *(s.count for s in steps if isinstance(s, Leaf)))
-        key = signature(steps, count, rows=self._batch_is_known)
+        count = max(1, trace.n_examples)
+        key = signature(trace, count, rows=self._batch_is_known)
         seen = self._seen.get(key, 0) + 1
-        self._constants.refuse_new(steps, count, self._ever_read)
+        self._constants.refuse_new(trace, count, self._ever_read)
         if not seen & (seen - 1):
             self.checks += 1
-            check(steps)
+            check(trace)
         self._seen[key] = seen
 
-    def _refuse_unknown(self, steps: list[TraceNode]) -> None:
+    def _refuse_unknown(self, trace: Trace) -> None:
         """Refuse what cannot be run again for some examples alone."""
-        for step in steps:
+        for step in trace:
             _refuse_unknown_leaf(step)
             for constant in step.constants:
                 refuse_unknown_constant(constant, step, self._batch_is_known)
@@ -209,15 +210,15 @@ class LossGuard(BatchTracer):
                         f"into which parts of it were written in place. {ADVICE}"
                     )
 
-    def _check_trace(self, steps: list[TraceNode]) -> None:
+    def _check_trace(self, trace: Trace) -> None:
         """Refuse a loss in which an example's gradient depends on other examples."""
-        refuse_moving_rows(_sides(steps), "the loss", rows_may_be_chosen=True)
-        self._refuse_numbers(steps)
-        self._expected += self._loss_check.expected_gradients(steps)
+        refuse_moving_rows(_sides(trace), "the loss", rows_may_be_chosen=True)
+        self._refuse_numbers(trace)
+        self._expected += self._loss_check.expected_gradients(trace)
 
-    def _refuse_numbers(self, steps: list[TraceNode]) -> None:
+    def _refuse_numbers(self, trace: Trace) -> None:
         """Refuse numbers in a loss that Python has taken from the batch."""
-        for step in steps:
+        for step in trace:
             for value in step.constants:
                 if _telling(value) and (source := self._numbers.get(float(value))) is not None:
                     refuse_moving_rows([source], f"a loss with the number {value}")
@@ -267,11 +268,11 @@ def _telling(value: Any) -> bool:
     return abs(value) > 8 if float(value).is_integer() else len(repr(value).strip("0.-")) > 4
 
 
-def _sides(steps: list[TraceNode]) -> list[TraceNode]:
+def _sides(trace: Trace) -> list[TraceNode]:
     """Values without gradients that a value with gradients was computed from."""
     sides = {
         id(source): source
-        for step in steps
+        for step in trace
         if step.differentiable
         for source in step.sources
         if not source.differentiable and not isinstance(source, Leaf)

@@ -32,6 +32,7 @@ from privagrad.torch.guards.trace import (
     Leaf,
     Output,
     SeparateLoss,
+    Trace,
     TraceNode,
     history,
     keeps_rows,
@@ -57,7 +58,7 @@ class LossCheck:
         self.reduction = reduction
         self._factors: dict[tuple[int, float], int] = {}
 
-    def expected_gradients(self, steps: list[TraceNode]) -> list[ExpectedGradients]:
+    def expected_gradients(self, trace: Trace) -> list[ExpectedGradients]:
         """Refuse a loss in which an example's gradient depends on other examples.
 
         Returns
@@ -66,23 +67,22 @@ class LossCheck:
             The gradients of some examples alone; more than one list where constants of the loss
             can be read in several ways.
         """
-        leaves = [s for s in steps if isinstance(s, Leaf)]
-        count = max(leaf.count for leaf in leaves)
+        count = trace.n_examples
         expected: list[ExpectedGradients] = []
         problem: Exception | None = None
         examples = sorted(random.Random().sample(range(count), min(count, EXAMPLES)))
         with Deterministic(), random_state_kept():
-            for view in self._views(steps, leaves, count, examples):
+            for view in self._views(trace, examples):
                 try:
-                    if _is_mean_of_rows(steps):
-                        _refuse_padding(steps, leaves, view, mean_of_rows=True)
+                    if _is_mean_of_rows(trace):
+                        _refuse_padding(trace, view, mean_of_rows=True)
                         few = replace(view, examples=examples[::2])
-                        expected.append(alone_gradients(steps, leaves, few))
+                        expected.append(alone_gradients(trace, few))
                         continue
-                    found = mixing_in(steps, leaves, view, self.reduction)
+                    found = mixing_in(trace, view, self.reduction)
                     if not found:
-                        _refuse_padding(steps, leaves, view)
-                        return [alone_gradients(steps, leaves, view)]
+                        _refuse_padding(trace, view)
+                        return [alone_gradients(trace, view)]
                 except UnverifiedError as error:
                     problem = error
                     continue
@@ -99,26 +99,23 @@ class LossCheck:
             f"of them alone, found one that cannot: {type(problem).__name__}: {problem}. {ADVICE}"
         ) from problem
 
-    def _views(
-        self, steps: list[TraceNode], leaves: list[Leaf], count: int, examples: list[int]
-    ) -> Iterator[Replay]:
+    def _views(self, trace: Trace, examples: list[int]) -> Iterator[Replay]:
         """The ways in which constants may belong to the examples, the likeliest first."""
-        scales = [frozenset[str]()]
-        if self._may_stand_for_the_batch(steps, leaves, count):
+        count, scales = trace.n_examples, [frozenset[str]()]
+        if self._may_stand_for_the_batch(trace):
             scales += [frozenset(kinds) for kinds in _SCALED]
-        for axes in constant_layouts(steps, count):
+        for axes in constant_layouts(trace, count):
             for scaled in scales:
                 yield Replay(count, examples, axes, scaled)
 
-    def _may_stand_for_the_batch(
-        self, steps: list[TraceNode], leaves: list[Leaf], count: int
-    ) -> bool:
+    def _may_stand_for_the_batch(self, trace: Trace) -> bool:
         """Whether numbers that scale the loss can be the number of examples, or of their numbers.
 
         A number that stays as it is when the number of examples changes is not.
         """
-        factors = batch_factors(steps, count)
-        sizes = example_sizes(leaves)
+        count = trace.n_examples
+        factors = batch_factors(trace, count)
+        sizes = example_sizes(trace.leaves)
         if any(value / count not in sizes for _, value in factors):
             return False
         return all(self._factors.setdefault(factor, count) == count for factor in factors)
@@ -144,41 +141,33 @@ def refuse_moving_rows(
             )
 
 
-def _refuse_padding(
-    steps: list[TraceNode], leaves: list[Leaf], view: Replay, mean_of_rows: bool = False
-) -> None:
+def _refuse_padding(trace: Trace, view: Replay, mean_of_rows: bool = False) -> None:
     """Refuse a loss that changes with the length that the batch is padded to."""
-    for example in padded_examples(leaves):
-        padded = gradients_of(steps, leaves, replace(view, examples=[example]))
+    for example in padded_examples(trace.leaves):
+        padded = gradients_of(trace, replace(view, examples=[example]))
         if mean_of_rows:
             # A mean over each example's own rows: what is padded must not be among them.
-            cut = [tuple(map(slice, leaf.unpadded[example].shape)) for leaf in leaves]
+            cut = [tuple(map(slice, leaf.unpadded[example].shape)) for leaf in trace.leaves]
             shorter = [g if g is None else g[own] for g, own in zip(padded, cut, strict=True)]
-            same = _same_gradients(leaves, padded, shorter)
+            same = _same_gradients(trace, padded, shorter)
         else:
-            views = without_padding(leaves, example, view)
-            same = any(_same_without(steps, leaves, padded, other) for other in views)
+            views = without_padding(trace.leaves, example, view)
+            same = any(_same_without(trace, padded, other) for other in views)
         if not same:
             raise padding_matters("the loss")
 
 
-def _same_without(
-    steps: list[TraceNode], leaves: list[Leaf], padded: list[Tensor | None], view: Replay
-) -> bool:
+def _same_without(trace: Trace, padded: list[Tensor | None], view: Replay) -> bool:
     """Whether gradients are the same without padding, where they can be computed."""
     with suppress(*BROKEN):
-        return _same_gradients(
-            leaves, padded, gradients_of(steps, leaves, view, rows=unpadded_rows)
-        )
+        return _same_gradients(trace, padded, gradients_of(trace, view, rows=unpadded_rows))
     return False
 
 
-def _same_gradients(
-    leaves: list[Leaf], padded: list[Tensor | None], own: list[Tensor | None]
-) -> bool:
+def _same_gradients(trace: Trace, padded: list[Tensor | None], own: list[Tensor | None]) -> bool:
     return all(
         same_gradient(a, b)
-        for leaf, a, b in zip(leaves, padded, own, strict=True)
+        for leaf, a, b in zip(trace.leaves, padded, own, strict=True)
         if isinstance(leaf, Output) and a is not None and b is not None
     )
 
@@ -190,9 +179,9 @@ def _mixing(reason: str) -> UnverifiedError:
     )
 
 
-def _is_mean_of_rows(steps: list[TraceNode]) -> bool:
+def _is_mean_of_rows(trace: Trace) -> bool:
     """Whether the loss is PyTorch's cross-entropy of the rows of one output: nothing to check."""
-    last = steps[-1]
+    last = trace[-1]
     if isinstance(last, SeparateLoss):
         return True
     return (

@@ -58,15 +58,15 @@ def unpadded(
     `single` are the same for this example with padding, for those that are not of the batch. What
     they are is not always clear: the likeliest come first.
     """
-    histories = [history(node_of(value)) for value in values]
-    leaves = [step for steps in histories for step in steps if isinstance(step, Leaf)]
+    traces = [history(node_of(value)) for value in values]
+    leaves = [leaf for trace in traces for leaf in trace.leaves]
     for view in without_padding(leaves, example, Replay(count, [example])):
         own: list[Any] = []
         with suppress(*BROKEN):
-            for steps, alone in zip(histories, single, strict=True):
-                if steps:
-                    rows = {id(f): unpadded_rows(f, view) for f in steps if isinstance(f, Leaf)}
-                    own.append(run_again(steps, rows, view))
+            for trace, alone in zip(traces, single, strict=True):
+                if trace:
+                    rows = {id(leaf): unpadded_rows(leaf, view) for leaf in trace.leaves}
+                    own.append(run_again(trace, rows, view))
                 else:
                     own.append(view.shortened(alone) if isinstance(alone, Tensor) else alone)
             yield own

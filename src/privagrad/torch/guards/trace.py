@@ -110,8 +110,21 @@ class BatchTensor(Leaf):
         self.number = number
 
 
-def history(node: TraceNode | None) -> list[TraceNode]:
-    """Everything a value was computed from and itself, sources first."""
+class Trace(list[TraceNode]):
+    """Everything that a value was computed from, sources first, and the value itself at the end."""
+
+    @property
+    def leaves(self) -> list[Leaf]:
+        return [step for step in self if isinstance(step, Leaf)]
+
+    @property
+    def n_examples(self) -> int:
+        """How many examples the batch has; 0 without leaves."""
+        return max((leaf.count for leaf in self.leaves), default=0)
+
+
+def history(node: TraceNode | None) -> Trace:
+    """The trace of a value; empty for None."""
     done: dict[int, TraceNode] = {}
     waiting = [] if node is None else [(node, False)]
     while waiting:
@@ -121,7 +134,7 @@ def history(node: TraceNode | None) -> list[TraceNode]:
         elif id(here) not in done:
             waiting.append((here, True))
             waiting.extend((source, False) for source in here.sources if id(source) not in done)
-    return list(done.values())
+    return Trace(done.values())
 
 
 def rows_stay_whole(node: TraceNode, shape: Sequence[int]) -> bool:

@@ -35,7 +35,8 @@ class LinearCrossEntropy(nn.Module):
 
     Parameters
     ----------
-    in_features, classes : int
+    in_features : int
+    classes : int
     bias : bool
     ignore_index : int
         Targets that do not count.
