@@ -31,8 +31,8 @@ from privagrad.torch.processes import Processes
 from privagrad.torch.samplers import Sampling
 from privagrad.torch.validator import ModuleValidator
 
-Private = Any
-"""(module, optimizer, data loader); with a criterion in ghost mode that too, before the loader."""
+PrivateTraining = Any
+"""(module, optimizer, data loader); in ghost mode (module, optimizer, criterion, data loader)."""
 
 
 class PrivacyEngine:
@@ -78,7 +78,7 @@ class PrivacyEngine:
         random_state: RandomState = None,
         grad_sample_mode: str = "hooks",
         verify: bool = True,
-    ) -> Private:
+    ) -> PrivateTraining:
         """The private module, optimizer and data loader.
 
         Parameters
@@ -185,7 +185,7 @@ class PrivacyEngine:
         max_grad_norm: float,
         poisson_sampling: bool = True,
         **options: Any,
-    ) -> Private:
+    ) -> PrivateTraining:
         """`make_private` with the least constant noise that keeps `epochs` passes in the target.
 
         What this engine has released before is part of the target. If a schedule changes the

@@ -206,9 +206,9 @@ class PrivateForward:
 def _owners(module: nn.Module, tape: Tape) -> Iterator[nn.Module]:
     """The topmost modules that have trainable parameters of their own, or in lists of their own."""
     # Attention uses its output layer's parameters itself.
-    whole = isinstance(module, nn.MultiheadAttention)
+    attends = isinstance(module, nn.MultiheadAttention)
     lists = (m for m in module.children() if isinstance(m, nn.ParameterList | nn.ParameterDict))
-    own = itertools.chain(module.parameters(recurse=whole), *(m.parameters() for m in lists))
+    own = itertools.chain(module.parameters(recurse=attends), *(m.parameters() for m in lists))
     if any(tape.trains(p) for p in own):
         yield module
         return

@@ -1,4 +1,4 @@
-"""Random generators of one's own: those that a function has at hand start anew for every run."""
+"""Random generators that a function can reach besides the global ones: their states are kept."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The loss is held to its definition: that of each example alone, and a mean or sum of these.
+"""Losses are verified: they are the mean or the sum of the losses of each example alone.
 
 The engine does not see the criterion. So the batch that the data loader draws and the outputs of
-the private module are traced tensors; before a backward pass the trace of the loss is run again, on
+the private module are traced tensors. Before a backward pass the trace of the loss is run again: on
 a few examples, on each of them alone, and with other examples beside them.
 """
 

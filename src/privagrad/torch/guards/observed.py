@@ -95,17 +95,17 @@ def refuse_difference(
             raise mixed(a.name)
 
 
-def match(whole: ObservedRun, alone: list[ObservedRun]) -> Layouts:
+def match(together: ObservedRun, alone: list[ObservedRun]) -> Layouts:
     """The layout of everything observed."""
     count = len(alone)
     for one in alone:
-        if [o.key for o in one.observed] != [o.key for o in whole.observed]:
+        if [o.key for o in one.observed] != [o.key for o in together.observed]:
             raise UnverifiedError(
                 "Expected a module that does the same for one example as for several, found that "
                 "it calls other layers. Let it not depend on the number of examples."
             )
     layouts: Layouts = {}
-    for place, several in enumerate(whole.observed):
+    for place, several in enumerate(together.observed):
         singles = [(position, one.observed[place]) for position, one in enumerate(alone)]
         layout = learned_layout(several, singles, count)
         if layout is None:
@@ -119,9 +119,9 @@ def match(whole: ObservedRun, alone: list[ObservedRun]) -> Layouts:
     return layouts
 
 
-def moving_calls(whole: ObservedRun, alone: list[ObservedRun]) -> frozenset[int]:
+def moving_calls(together: ObservedRun, alone: list[ObservedRun]) -> frozenset[int]:
     """The calls that index a dimension which has the examples, by their place."""
-    several, single = whole.recorder.moves, alone[0].recorder.moves
+    several, single = together.recorder.moves, alone[0].recorder.moves
     if len(several) != len(single):
         return frozenset(range(len(several)))
     pairs = enumerate(zip(several, single, strict=True))

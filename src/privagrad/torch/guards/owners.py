@@ -1,4 +1,4 @@
-"""Which example each row of a table belongs to, that was computed from a module's output."""
+"""Which example each row of a table belongs to that was computed from a module's output."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Numbers by which traces and constants are recognised when they come again."""
+"""Numbers by which traces and constants that were seen before are recognised."""
 
 from __future__ import annotations
 

@@ -173,15 +173,15 @@ class ModuleGuard:
         """Compare some examples together with each alone, as if `axes` were the examples'."""
         together = take(inputs, axes, examples)
         single = [take(inputs, axes, [example]) for example in examples]
-        whole = self._runs.observe(together, len(examples))
+        several = self._runs.observe(together, len(examples))
         alone = [self._runs.observe(one, 1) for one in single]
         if len(examples) == 1:
             found = LearnedLayouts({}, frozenset())
         else:
             seen = tuple(zip(examples, alone, strict=True))
-            found = LearnedLayouts(match(whole, alone), moving_calls(whole, alone), seen)
+            found = LearnedLayouts(match(several, alone), moving_calls(several, alone), seen)
         if self.verify:
-            refuse_memory([whole, *alone])
+            refuse_memory([several, *alone])
             if thorough:
                 self._refuse_rare_mixing(single[0], axes, alone[0], found.layouts)
             self._runs.refuse_other_gradients(together, single, found.layouts)

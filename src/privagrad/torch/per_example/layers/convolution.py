@@ -146,18 +146,19 @@ class ConvolutionGradient(PerExampleGradient):
         return found
 
     def _buffer(self) -> Tensor:
-        each = self.geometry.groups * self.parameter[0].numel() * self.steps
+        numbers = self.geometry.groups * self.parameter[0].numel() * self.steps
         rows = self.gradients.shape[3]
-        if each > _WINDOWS:
-            return self.gradients.new_empty(max(each // rows, _WINDOWS))
-        return self.gradients.new_empty(min(self.count, _WINDOWS // max(1, each)) * each)
+        if numbers > _WINDOWS:
+            return self.gradients.new_empty(max(numbers // rows, _WINDOWS))
+        return self.gradients.new_empty(min(self.count, _WINDOWS // max(1, numbers)) * numbers)
 
     def _fill(self, found: Tensor, start: int, buffer: Tensor) -> None:
         """Write the gradients of the examples from `start` on into `found` (c, m, n)."""
         groups, (count, m, n) = self.geometry.groups, found.shape
-        each = max(1, groups * n * self.steps)
+        numbers = max(1, groups * n * self.steps)
         rows = self.gradients.shape[3]
-        size, height = max(1, len(buffer) // each), max(1, min(rows, rows * len(buffer) // each))
+        size = max(1, len(buffer) // numbers)
+        height = max(1, min(rows, rows * len(buffer) // numbers))
         for first in range(0, count, size):
             g = found[first : first + size]
             chosen = slice(start + first, start + first + len(g))
@@ -223,9 +224,9 @@ class ConvolutionGradient(PerExampleGradient):
 
     def _squared_norms_by_gram_matrices(self, scale: Scale) -> Tensor:
         """As for OuterProductGradient, with windows for inputs."""
-        each = self.steps * self.parameter[0].numel()
-        size = max(1, _WINDOWS // each)
-        buffer = self.gradients.new_empty(size * each)
+        numbers = self.steps * self.parameter[0].numel()
+        size = max(1, _WINDOWS // numbers)
+        buffer = self.gradients.new_empty(size * numbers)
         everything = slice(0, self.gradients.shape[3])
         parts = []
         for start in range(0, self.count, size):
