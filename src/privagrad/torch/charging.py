@@ -115,7 +115,7 @@ class BatchCharges:
             warnings.warn(
                 "A step was taken on a batch that the private data loader did not draw for it: it "
                 "is charged as if it held all rows. Take one step for each batch of the data "
-                "loader that make_private returned, or say poisson_sampling=False.",
+                "loader that make_private returned, or set poisson_sampling=False.",
                 UserWarning,
                 stacklevel=4,
             )

@@ -117,7 +117,7 @@ class PrivacyEngine:
             False: the data loader's own order, under the replace-one relation: a pass over the
             rows costs one release without amplification.
         max_physical_batch_size : int, optional
-            Batches come in parts of at most this size; call `step()` after each, as ever.
+            Batches come in parts of at most this size; call `step()` after each.
         noise_generator : torch.Generator, optional
             Where a seed for tests is drawn from: such a run is NOT private, and the report says so.
         random_state : int or Generator, optional

@@ -105,7 +105,7 @@ def _refuse_without_tensors(batch: Any) -> None:
         raise UnverifiedError(
             f"Expected tensors in a batch of the private data loader, found none in a "
             f"{type(batch).__name__}: what the loop makes of such a batch cannot be followed. "
-            "Return tensors from collate_fn; or say verify=False and vouch for it."
+            "Return tensors from collate_fn; or pass verify=False and vouch for it."
         )
 
 
@@ -198,7 +198,7 @@ class CollateAny:
 
 
 class BatchMemoryManager:
-    """Batches in parts that fit into memory; `optimizer.step()` after each part, as ever.
+    """Batches in parts that fit into memory; call `optimizer.step()` after each part.
 
     >>> with BatchMemoryManager(
     ...     data_loader=loader, max_physical_batch_size=64, optimizer=optimizer

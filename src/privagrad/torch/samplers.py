@@ -218,7 +218,7 @@ def sampled_rows(loader: DataLoader[Any], processes: Processes) -> Sequence[int]
         "Expected a data loader that chooses from all rows of its data set (in order, shuffled or "
         "by DistributedSampler) or from those of a SubsetRandomSampler, found a "
         f"{kind.__name__}: poisson_sampling=True would draw other rows, or the same rows with "
-        "other probabilities. Use one of those, or say poisson_sampling=False."
+        "other probabilities. Use one of those, or set poisson_sampling=False."
     )
 
 

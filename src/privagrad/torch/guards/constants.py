@@ -78,7 +78,7 @@ class KnownConstants:
                     f"{step.name}() has another one, after numbers of a batch were read or written "
                     "elsewhere (item(), float(), numpy(), len() of chosen rows, operations in "
                     "place): it may be computed from them. If it is known without the data (a "
-                    f"schedule), say privagrad.torch.public(number). {ADVICE}"
+                    f"schedule), mark it with privagrad.torch.public(number). {ADVICE}"
                 )
 
 

@@ -62,7 +62,7 @@ def _search(value: Any, depth: int, found: dict[int, Any], seen: dict[int, Any])
 
 
 def _parts(value: Any) -> list[Any]:
-    """What a function, an object or a container has at hand."""
+    """What a function, an object or a container refers to."""
     if isinstance(value, types.FunctionType):
         code, names = value.__code__, value.__globals__
         cells = [cell.cell_contents for cell in value.__closure__ or () if _is_filled(cell)]

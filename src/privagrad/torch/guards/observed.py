@@ -75,7 +75,7 @@ class LearnedLayouts:
                     "Expected a module that keeps the examples in their rows, found that "
                     f"{recorder.moves[place].name}() moves them by an index or a mask that depends "
                     "on the data: its gradients could not be told apart by example. Mask rows "
-                    "instead of choosing them; for sequences say enforce_sorted=False."
+                    "instead of choosing them; for sequences set enforce_sorted=False."
                 )
 
 

@@ -41,10 +41,10 @@ class Recorder(TorchFunctionMode):
 
     `signature` is equal for passes that do the same with another number of examples. `moves` are
     the calls in which numbers out of the data say which row goes where; `packed` are the lengths of
-    packed sequences, whose rows are nobody's in particular; `reads` says that Python has seen
+    packed sequences, whose rows cannot be told apart by example; `reads` says that Python has seen
     numbers out of the data, on which it may decide what to compute; `drawn` are random numbers, on
-    which it may decide as well. What happens inside of a layer
-    is not noted; with `quiet`, no other function mode sees it either.
+    which it may decide as well. What happens inside of a layer is not noted; with `quiet`, no other
+    function mode sees it either.
     """
 
     def __init__(self, count: int, public: frozenset[int], quiet: bool = True) -> None:

@@ -34,7 +34,7 @@ def untried(error: Exception) -> UntriedError:
         "Expected a module that runs on a few examples of the batch, and on one alone, so that it "
         f"can be verified; found {type(error).__name__}: {error}. Let the module take any number "
         "of examples in its inputs' first dimension (or set batch_first). If you vouch yourself "
-        "that it treats every example by itself, say verify=False to make_private."
+        "that it treats every example by itself, pass verify=False to make_private."
     )
     reason.__cause__ = error
     return reason

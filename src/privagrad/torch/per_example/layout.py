@@ -194,7 +194,7 @@ def possible_axes(
     # All leaves together have their second choice, such as states of layers.
     second = [options[1] if len(options) > 1 else options[0] for options in choices]
     guesses.append(tuple(second))
-    # All other leaves together are nobody's.
+    # No other leaf belongs to the examples.
     alone = [options[0] if len(options) == 1 else None for options in choices]
     return list(dict.fromkeys([*guesses, tuple(alone)]))
 

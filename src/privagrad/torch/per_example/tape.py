@@ -184,7 +184,7 @@ class Tape:
                 "(torch.autograd.backward, a scripted loss, a loss kept as an attribute of the "
                 "module). Compute the loss from the module's outputs in Python and call its "
                 "backward(), or hand over the criterion: see PerExampleLoss. If you vouch for the "
-                "loss yourself, say verify=False to make_private."
+                "loss yourself, pass verify=False to make_private."
             )
         if self._backward is None:
             self._backward, self._examples = backward, count
