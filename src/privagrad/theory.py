@@ -193,8 +193,8 @@ _THEOREM_1, _THEOREM_2 = Theorem(adaptive=False), Theorem(adaptive=True)
 _METHODS = {
     "dp-sgd": (_THEOREM_1, 0.0),
     "dp-adagrad": (_THEOREM_2, 0.0),
-    "pasan": (_THEOREM_1, -1.0),
-    "pagan": (_THEOREM_2, -4 / 3),
+    "pasan": (_THEOREM_1, SCALE_POWERS["pasan"]),
+    "pagan": (_THEOREM_2, SCALE_POWERS["pagan"]),
 }
 
 pasan_radius = _THEOREM_1.radius

@@ -26,8 +26,9 @@ from privagrad.privacy.events import GaussianEvent
 from privagrad.privacy.mechanism import GaussianSum
 from privagrad.privacy.noise import random_source
 from privagrad.torch import BatchMemoryManager, PrivacyEngine
-from privagrad.torch.loaders import CollateAny, PoissonBatches
+from privagrad.torch.loaders import CollateAny
 from privagrad.torch.processes import Processes
+from privagrad.torch.samplers import PoissonBatches
 from tests.statistics import assert_scale, rate_accepted, scale_accepted
 from tests.torch.reference import assert_same, looped, scales_of
 from tests.torch.small import Run, private, table

@@ -1,40 +1,35 @@
-"""PAGAN whose ellipsoid follows the gradients: A_k from the private gradients seen so far."""
+"""PAGAN whose ellipsoid is learned from the private gradients seen so far."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 import numpy as np
 
 from privagrad._internal.validate import Vector
 from privagrad.geometry.ellipsoid import Ellipsoid
+from privagrad.geometry.scales import GradientHistory, visible_size
 from privagrad.methods import adagrad
 from privagrad.methods._base import Oracle, Setting
 from privagrad.methods.pagan import PAGAN
 from privagrad.privacy.sampling import Rows
 
-_FIRST = 16
-
 
 @dataclass
 class _State(adagrad.State):
-    differences: Vector
-    noise: Vector
-    fourths: Vector
     ellipsoid: Ellipsoid | None
-    before: Vector | None = None
-    count: int = 0
+    history: GradientHistory[Vector] | None = field(default_factory=GradientHistory)
 
 
 class HistoryPAGAN(PAGAN):
-    """PAGAN that starts from the given ellipsoid and learns a new one at steps 16, 32, 64, ...
+    """PAGAN that starts from the given ellipsoid and learns another from its first gradients.
 
-    Half the squared difference of consecutive gradients has the mean Var(g_j)/b + s_j², s_j the
-    noise's own deviation: b times what exceeds s_j² estimates the moment of one example's gradient.
-    What noise hides is a floor. Only private gradients are used, so that it costs nothing; and
-    A_k depends on earlier releases alone, as the mechanism needs.
+    `GradientHistory` estimates the gradients' variance at each coordinate; batch_size times it
+    estimates the moment of one example's gradient. What noise hides is a floor. Only private
+    gradients are used, so that it costs no privacy; and A_k depends on earlier releases alone, as
+    the mechanism needs. The ellipsoid is learned once, at the first estimate.
     """
 
     name: ClassVar[str] = "pagan-history"
@@ -45,9 +40,6 @@ class HistoryPAGAN(PAGAN):
             setting,
             squares=np.zeros(dim),
             metric=np.empty(dim),
-            differences=np.zeros(dim),
-            noise=np.zeros(dim),
-            fourths=np.zeros(dim),
             ellipsoid=setting.ellipsoid if isinstance(setting.ellipsoid, Ellipsoid) else None,
         )
 
@@ -58,24 +50,14 @@ class HistoryPAGAN(PAGAN):
         return gradient
 
     def _learn(self, state: _State, ellipsoid: Ellipsoid, gradient: Vector) -> None:
-        setting = state.setting
-        noise = np.square(
-            setting.noise_multiplier / setting.batches.batch_size * ellipsoid.noise_std
-        )
-        if state.before is not None:
-            state.differences += np.square(gradient - state.before) / 2
-            state.noise += noise
-            state.fourths += np.square(noise)
-            state.count += 1
-        state.before = gradient.copy()
-        count = state.count
-        if count < _FIRST or count & (count - 1):
+        setting, history = state.setting, state.history
+        batch_size = setting.batches.batch_size
+        noise = np.square(setting.noise_multiplier / batch_size * ellipsoid.noise_std)
+        if history is None or not history.add(gradient.copy(), noise):
             return
-        variance = (state.differences - state.noise) / count
-        hidden = np.sqrt(2 * state.fourths) / count
-        moments = setting.batches.batch_size * np.maximum(variance, hidden)
-        scale: Vector = moments ** (self.scale_power / 2)
-        # Of the sum over coordinates noise hides less than of each.
-        size = max(float(scale @ variance), float(np.linalg.norm(scale * hidden)))
-        state.ellipsoid = Ellipsoid(scale, 0.5 * math.sqrt(setting.batches.batch_size * size))
-        state.before = None
+        variance, hidden = history.variance(), history.hidden()
+        scale: Vector = (batch_size * np.maximum(variance, hidden)) ** (self.scale_power / 2)
+        weighted = scale * hidden
+        size = visible_size(float(scale @ variance), float(weighted @ weighted))
+        state.ellipsoid = Ellipsoid(scale, 0.5 * math.sqrt(batch_size * size))
+        state.history = None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+from privagrad.geometry.scales import SCALE_POWERS
 from privagrad.methods._base import Shape
 from privagrad.methods.adagrad import AdaGrad
 
@@ -13,4 +14,4 @@ class PAGAN(AdaGrad):
 
     name: ClassVar[str] = "pagan"
     shape: ClassVar[Shape] = "ellipsoid"
-    scale_power: ClassVar[float] = -4 / 3  # Section 3, after Theorem 2
+    scale_power: ClassVar[float] = SCALE_POWERS["pagan"]

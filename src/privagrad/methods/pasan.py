@@ -10,6 +10,7 @@ import numpy as np
 
 from privagrad._internal.validate import Vector
 from privagrad.geometry.domains import Domain
+from privagrad.geometry.scales import SCALE_POWERS
 from privagrad.methods import sgd
 from privagrad.methods._base import Method, Setting, Shape
 
@@ -24,7 +25,7 @@ class PASAN(Method):
 
     name: ClassVar[str] = "pasan"
     shape: ClassVar[Shape] = "ellipsoid"
-    scale_power: ClassVar[float] = -1.0  # Section 3, after Theorem 2
+    scale_power: ClassVar[float] = SCALE_POWERS["pasan"]
 
     def default_step_size(self, domain: Domain, dim: int) -> float:
         return domain.euclidean_diameter(dim)  # Theorem 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, TypeVar
 
 from privagrad._internal import validate
 from privagrad.privacy.sampling import SAMPLINGS, Batches, Sampling
@@ -190,11 +190,12 @@ class SelectEvent:
 
 Release = GaussianEvent | ObjectiveEvent
 Event = Release | SelectEvent
+E = TypeVar("E", bound=Event)
 
 
-def merged(events: Iterable[Event]) -> tuple[Event, ...]:
+def merged(events: Iterable[E]) -> tuple[E, ...]:
     """The same releases as fewer events: counts of equal ones are added."""
-    counts: dict[Event, int] = {}
+    counts: dict[E, int] = {}
     for event in events:
         one = replace(event, count=1)
         counts[one] = counts.get(one, 0) + event.count

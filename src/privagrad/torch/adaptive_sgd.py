@@ -17,6 +17,8 @@ class AdaptiveSGD(Optimizer):
 
     Parameters
     ----------
+    params : iterable
+        As of any torch optimizer.
     lr : float
         The theorem's choice is the diameter of the set that x moves in.
     initial : float

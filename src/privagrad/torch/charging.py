@@ -1,20 +1,21 @@
-"""What a training is charged for: the batches it draws and the sums it releases."""
+"""What a training is charged for: the batches that it draws and the sums that it releases."""
 
 from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
 from privagrad.privacy.events import GaussianEvent
-from privagrad.torch.guards.collation import Alone
-from privagrad.torch.spending import Charge, Spending
+from privagrad.torch.accountant import Accountant, Charge
+from privagrad.torch.guards.collation import UnpaddedRows
+from privagrad.torch.guards.loss import LossGuard
+from privagrad.torch.optimizer import PrivateOptimizer
 
 
 @dataclass(frozen=True)
-class Part:
+class BatchPart:
     """A batch, or a part of one, that the loader hands out; size None: any."""
 
     size: int | None
@@ -22,45 +23,40 @@ class Part:
     last: bool
 
 
-class Draws:
+class BatchCharges:
     """Charges one training for every batch that its loaders hand out and for every release.
 
     A batch is charged when its first part is handed out, whether the loop then takes a step or
-    not: a loop that skips batches has looked at them. One release from this batch is paid by
-    that, and is charged anew if its noise is not what it was when the batch was drawn. Every
-    other release costs a release over all rows.
+    not: a loop that skips batches has looked at them. That pays for one release from this batch,
+    which is charged again if its noise is not what it was when the batch was drawn. Every other
+    release costs a release over all rows.
 
     Parameters
     ----------
-    account : Spending
+    accountant : Accountant
     event : GaussianEvent
         A release of one batch, at any noise.
     once : bool
         Whether a pass holds every row at most once: a pass then costs one release, that of its
         least noise.
-    announce : callable
-        Told of each part before the loop has it, and of rows that were padded in it as they are
-        alone; returns what the loop gets.
-    noise : callable
-        The noise multiplier that the next release is expected to have.
     """
 
-    def __init__(
-        self,
-        account: Spending,
-        event: GaussianEvent,
-        once: bool,
-        announce: Callable[[Part, Any, Alone], Any],
-        noise: Callable[[], float],
-    ) -> None:
-        self.account, self.event, self.once = account, event, once
-        self._announce, self._noise = announce, noise
+    _optimizer: PrivateOptimizer
+    _guard: LossGuard
+
+    def __init__(self, accountant: Accountant, event: GaussianEvent, once: bool) -> None:
+        self.accountant, self.event, self.once = accountant, event, once
         self._iterator = self._paid_iterator = 0
         self._fresh = False
         self._paid: Charge | None = None
         self._paid_noise = math.inf
 
-    def __deepcopy__(self, memo: Any) -> Draws:
+    def connect(self, optimizer: PrivateOptimizer, guard: LossGuard) -> None:
+        """Announce every part of a batch to the optimizer and the guard of the training."""
+        self._optimizer, self._guard = optimizer, guard
+        optimizer.step_done, guard.other_batch = guard.step_done, self.spoil
+
+    def __deepcopy__(self, memo: Any) -> BatchCharges:
         """A copy of a loader draws for the same training."""
         return self
 
@@ -78,20 +74,28 @@ class Draws:
                 "before the next, and look at rows with a data loader of your own."
             )
 
-    def hand_out(self, iterator: int, part: Part, batch: Any, alone: Alone) -> Any:
-        """Charge and announce what this iterator gives the loop next, and return it."""
+    def hand_out(self, iterator: int, part: BatchPart, batch: Any, unpadded: UnpaddedRows) -> Any:
+        """Charge and announce what this iterator gives the loop next, and return it.
+
+        `unpadded` are rows that are padded in the batch, as they are without padding.
+        """
         self.check(iterator)
         if part.first:
             if not self.once or iterator != self._paid_iterator:
                 self._paid, self._paid_iterator = None, iterator
-            self._pay(self._noise())
+            self._pay(self._optimizer.noise_multiplier)
             self._fresh = True
-        return self._announce(part, batch, alone)
+        return self._announce(part, batch, unpadded)
+
+    def _announce(self, part: BatchPart, batch: Any, unpadded: UnpaddedRows) -> Any:
+        self._optimizer.tape.drawn = part.size
+        self._optimizer.begin_part(part.first, part.last)
+        return self._guard.batch(batch, part.size or 0, unpadded)
 
     def leave(self) -> None:
-        """Whatever was added of the last batch is dropped; it pays for no later release."""
+        """Drop whatever was added of the last batch; it pays for no later release."""
         self._fresh = False
-        self._announce(Part(None, first=True, last=True), None, {})
+        self._announce(BatchPart(None, first=True, last=True), None, {})
 
     def spoil(self) -> None:
         """Another batch than the last one is used: it pays for no release."""
@@ -99,19 +103,19 @@ class Draws:
 
     def release(self, noise: float) -> None:
         """Charge a release with this noise, before it is made."""
-        self.account.check_process()
+        self.accountant.check_process()
         if self._fresh:
             self._fresh = False
             self._pay(noise)
             return
         # No sampling makes a batch from elsewhere, or one used before, cheaper.
-        whole = GaussianEvent(1.0, purpose=self.event.purpose, under=self.event.relation)
-        self.account.charge(_at(whole, noise))
+        of_all_rows = GaussianEvent(1.0, purpose=self.event.purpose, under=self.event.relation)
+        self.accountant.charge(_at(of_all_rows, noise))
         if self.event.sampling == "poisson" and noise > 0:
             warnings.warn(
                 "A step was taken on a batch that the private data loader did not draw for it: it "
                 "is charged as if it held all rows. Take one step for each batch of the data "
-                "loader that make_private returned, or say poisson_sampling=False.",
+                "loader that make_private returned, or set poisson_sampling=False.",
                 UserWarning,
                 stacklevel=4,
             )
@@ -119,9 +123,9 @@ class Draws:
     def _pay(self, noise: float) -> None:
         """Charge the last batch, or in a pass of distinct rows the pass, for this noise."""
         if self._paid is None:
-            self._paid = self.account.charge(_at(self.event, noise))
+            self._paid = self.accountant.charge(_at(self.event, noise))
         elif noise < self._paid_noise or (noise != self._paid_noise and not self.once):
-            self._paid = self.account.exchange(self._paid, _at(self.event, noise))
+            self._paid = self.accountant.exchange(self._paid, _at(self.event, noise))
         else:
             return
         self._paid_noise = noise

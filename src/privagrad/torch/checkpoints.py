@@ -1,42 +1,44 @@
-"""Model, optimizer, ellipsoid and account of a training in one file."""
+"""Module, optimizer, ellipsoid and everything released so far, in one file."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
 from torch.optim import Optimizer
 
 from privagrad._internal.atomic import atomic_write
+from privagrad.torch.accountant import Accountant
 from privagrad.torch.optimizer import PrivateOptimizer
 from privagrad.torch.scales import Scale
-
-if TYPE_CHECKING:
-    from privagrad.torch.engine import PrivacyEngine
 
 FORMAT = 1
 
 
 def save(
     path: Path,
-    engine: PrivacyEngine,
+    state: dict[str, Any],
     module: nn.Module,
     optimizer: Optimizer | None,
-    extra: dict[str, Any],
+    accountant: Accountant,
 ) -> None:
-    """Write the file, whole or not at all; of several processes the first one does."""
-    state = {
-        **extra,
-        "privagrad": {
-            "format": FORMAT,
-            "seeded": engine.seeded,
-            "verified": engine.verified,
-        },
-        "module_state_dict": module.state_dict(),
-        "privacy_accountant_state_dict": engine.accountant.state_dict(),
-    }
+    """Write the file completely or not at all; of several processes only the first one writes.
+
+    Parameters
+    ----------
+    path : Path
+    state : dict
+        What the file holds besides: entries of the caller's own.
+    module : Module
+    optimizer : Optimizer or None
+        SavedInput if it is private.
+    accountant : Accountant
+        From now on it notes its releases beside the file too.
+    """
+    state["module_state_dict"] = module.state_dict()
+    state["privacy_accountant_state_dict"] = accountant.state_dict()
     if isinstance(optimizer, PrivateOptimizer):
         state["optimizer_state_dict"] = optimizer.state_dict()
         state["ellipsoid"] = {
@@ -46,13 +48,19 @@ def save(
             return
     with atomic_write(path) as file:
         torch.save(state, file)
-    engine.accountant.follow(path)
+    accountant.follow(path)
 
 
 def load(
-    path: Path, engine: PrivacyEngine, module: nn.Module, optimizer: Optimizer | None
+    path: Path, module: nn.Module, optimizer: Optimizer | None, accountant: Accountant
 ) -> dict[str, Any]:
-    """Put everything back; what was released from this file since is counted."""
+    """Restore everything from a file; releases made since by runs from this file are counted.
+
+    Returns
+    -------
+    dict
+        All entries of the file.
+    """
     if not path.exists():
         raise FileNotFoundError(f"Expected a checkpoint, found nothing at {path}.")
     state: dict[str, Any] = torch.load(path, weights_only=True)
@@ -67,7 +75,5 @@ def load(
             raise ValueError(f"Expected an optimizer in {path.name}, found none saved.")
         optimizer.load_state_dict(state["optimizer_state_dict"])
         optimizer.scales = {name: Scale(*parts) for name, parts in state["ellipsoid"].items()}
-    engine.seeded |= bool(state["privagrad"]["seeded"])
-    engine.verified &= bool(state["privagrad"].get("verified", True))
-    engine.accountant.resume(state["privacy_accountant_state_dict"], path)
+    accountant.resume(state["privacy_accountant_state_dict"], path)
     return state

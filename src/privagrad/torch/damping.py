@@ -21,7 +21,7 @@ def damp_steps(optimizer: Optimizer, shares: Mapping[nn.Parameter, Tensor]) -> N
     ----------
     optimizer : torch.optim.Optimizer
         Before `make_private`; SGD, Adagrad, Adam and all others that have torch's step hooks.
-    shares : mapping from parameters to tensors
+    shares : mapping of Parameter to Tensor
         Between 0 and 1, of the parameter's shape or one that broadcasts to it, such as
         ``word_shares(counts)[:, None]`` for the rows of a decoder.
     """

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,43 +16,34 @@ from torch.utils.data import DataLoader
 
 from privagrad._internal import validate
 from privagrad.privacy.accounting import PrivacyPlan, PrivacyReport
-from privagrad.privacy.events import GaussianEvent
-from privagrad.privacy.noise import RandomState, random_source
+from privagrad.privacy.noise import RandomSource, RandomState, random_source
 from privagrad.torch import checkpoints
-from privagrad.torch.charging import Draws, Part
-from privagrad.torch.ellipsoids import Shape, agree_on, choose_scales
-from privagrad.torch.guards.collation import Alone
-from privagrad.torch.loaders import PoissonBatches, PrivateLoader
+from privagrad.torch.accountant import Accountant
+from privagrad.torch.charging import BatchCharges
+from privagrad.torch.ellipsoids import EllipsoidChoice, PublicData, choose_ellipsoid
+from privagrad.torch.loaders import PrivateLoader
 from privagrad.torch.module import PrivateModule
 from privagrad.torch.moments import Per
-from privagrad.torch.optimizer import PrivateOptimizer, noise_of
+from privagrad.torch.optimizer import PrivateOptimizer, ReleaseTerms, noise_of
 from privagrad.torch.per_example.tape import Tape
 from privagrad.torch.per_example_loss import PerExampleLoss
 from privagrad.torch.processes import Processes
-from privagrad.torch.samplers import (
-    batch_size_of,
-    refuse_repeats,
-    rows_of,
-    sampled_rows,
-    steps_of,
-    takes_each_row_once,
-)
-from privagrad.torch.spending import Spending
+from privagrad.torch.samplers import Sampling
 from privagrad.torch.validator import ModuleValidator
 
-Private = Any
-"""(module, optimizer, data loader); with a criterion in ghost mode that too, before the loader."""
+PrivateTraining = Any
+"""(module, optimizer, data loader); in ghost mode (module, optimizer, criterion, data loader)."""
 
 
 class PrivacyEngine:
-    """Makes a module, an optimizer and a data loader private, and keeps account of it.
+    """Makes a module, an optimizer and a data loader private, and counts every release.
 
     The training loop stays as it is: ``loss.backward(); optimizer.step()``.
 
     Parameters
     ----------
     accountant : str
-        Taken for the sake of scripts written for Opacus: privacy loss distributions are always
+        Accepted so that scripts written for Opacus run: privacy loss distributions are always
         used, which are as tight as its "prv" and tighter than its "rdp".
     secure_mode : bool
         Likewise: noise and samples always come from a secure source, unless a seed is given.
@@ -61,7 +52,7 @@ class PrivacyEngine:
     def __init__(self, *, accountant: str = "pld", secure_mode: bool = True) -> None:
         validate.choice("accountant", accountant, ("pld", "prv", "rdp", "gdp"))
         self.secure_mode = secure_mode
-        self.accountant = Spending()
+        self.accountant = Accountant()
         self.seeded = False
         self.verified = True
 
@@ -73,7 +64,7 @@ class PrivacyEngine:
         data_loader: DataLoader[Any],
         noise_multiplier: float,
         max_grad_norm: float,
-        ellipsoid: Shape = None,
+        ellipsoid: EllipsoidChoice = None,
         public_loader: Iterable[Any] | None = None,
         criterion: Callable[[Any, Any], Tensor] | None = None,
         per: Per = "coordinate",
@@ -87,36 +78,50 @@ class PrivacyEngine:
         random_state: RandomState = None,
         grad_sample_mode: str = "hooks",
         verify: bool = True,
-    ) -> Private:
+    ) -> PrivateTraining:
         """The private module, optimizer and data loader.
 
         Parameters
         ----------
+        module : Module
+        optimizer : Optimizer
+            Of the module's parameters.
+        data_loader : DataLoader
         noise_multiplier : float
             Noise over the bound on one example's gradient; 0: no noise, and epsilon is infinite.
             `optimizer.noise_multiplier` may be changed later, by a schedule or by hand: every
             release is charged for the noise that it is made with.
         max_grad_norm : float
             The radius B of the ellipsoid {g : Σ C_j g_j² ≤ B²} that gradients are bounded to.
-        ellipsoid : None, "pagan", "pasan", list or dict of positive tensors
-            C. None: a ball, which is DP-SGD. Tensors: in the order of the module's trainable
-            parameters, or by name. "pagan" and "pasan": powers of the gradients' second moments,
-            from `public_loader`, or without it from the private gradients as training goes on;
-            scaled so that max_grad_norm means what it means for a ball.
-        public_loader : batches (inputs, targets) of PUBLIC data, optional
+        ellipsoid : {"pagan", "pasan"}, sequence or mapping of str to Tensor, optional
+            C. None: a ball, which is DP-SGD. Positive tensors: in the order of the module's
+            trainable parameters, or by name. "pagan" and "pasan": powers of the gradients' second
+            moments, from `public_loader`, or without it from the private gradients during
+            training; scaled so that max_grad_norm means what it means for a ball.
+        public_loader : iterable, optional
+            Batches (inputs, targets) of PUBLIC data.
         criterion : callable, optional
             The loss on public data: see `second_moments`. Training never needs it.
-        per : {"coordinate", "row", "tensor"}; floor : float
-            How public moments are kept: see `SecondMoments`.
+        per : {"coordinate", "row", "tensor"}
+            Whether public moments are kept for each coordinate, row or tensor.
+        floor : float
+            What is added to public moments: see `SecondMoments`.
+        batch_first : bool
+            Whether the examples are in the first dimension of the module's inputs; False: in the
+            second.
+        loss_reduction : {"mean", "sum"}
+            How the loss puts the losses of examples together.
         poisson_sampling : bool
             True: batches hold each row that the data loader's sampler chooses from independently
             with the same probability; samplers of which these rows are not known are refused.
             False: the data loader's own order, under the replace-one relation: a pass over the
             rows costs one release without amplification.
         max_physical_batch_size : int, optional
-            Batches come in parts of at most this size; call `step()` after each, as ever.
-        noise_generator, random_state : optional
-            A seed for tests: such a run is NOT private, and the report says so.
+            Batches come in parts of at most this size; call `step()` after each.
+        noise_generator : torch.Generator, optional
+            Where a seed for tests is drawn from: such a run is NOT private, and the report says so.
+        random_state : int or Generator, optional
+            Likewise, the seed itself.
         clipping : str
             As in Opacus; "flat" is the only one.
         grad_sample_mode : str
@@ -128,7 +133,8 @@ class PrivacyEngine:
         """
         self.accountant.check_process()
         _refuse_other_clipping(clipping)
-        if "ghost" in grad_sample_mode and criterion is None:
+        ghost = "ghost" in grad_sample_mode
+        if ghost and criterion is None:
             raise ValueError(
                 "Expected a criterion with grad_sample_mode='ghost', found none: it is evaluated "
                 "example by example."
@@ -141,58 +147,31 @@ class PrivacyEngine:
             module = module.module
         parameters = _trainable(module, optimizer)
         ModuleValidator.validate(module, strict=True)
-        scales, history = choose_scales(
-            ellipsoid, module, parameters, public_loader, criterion, loss_reduction,
-            batch_first, per, floor,
-        )  # fmt: skip
-        agree_on(scales, processes)
-        if noise_generator is not None:
-            random_state = int(torch.randint(2**62, (), generator=noise_generator))
-        source = random_source(random_state)
+        public = PublicData(public_loader, criterion, loss_reduction, batch_first, floor, per)
+        chosen = choose_ellipsoid(ellipsoid, module, parameters, public)
+        chosen.agree(processes)
+        source = _source(random_state, noise_generator)
         self.seeded |= source.seeded
-
-        tape = Tape(parameters, batch_first)
-        _refuse_private(data_loader)
-        rows = sampled_rows(data_loader, processes) if poisson_sampling else None
-        batch_size = batch_size_of(data_loader, rows, processes)
-        event = _event(rows, batch_size)
+        sampling = _sampling(data_loader, processes, poisson_sampling)
         # Refuses samplings that cannot be composed, before anything is released.
-        PrivacyPlan((*self.accountant.events, event))
+        PrivacyPlan((*self.accountant.events, sampling.event))
 
-        private = PrivateModule(module, tape, verify, loss_reduction)
-        guard = private.loss_guard
-
-        def announce(part: Part, batch: Any, alone: Alone) -> Any:
-            tape.drawn = part.size
-            private_optimizer.begin_part(part.first, part.last)
-            return guard.batch(batch, part.size or 0, alone)
-
-        draws = Draws(
-            self.accountant,
-            event,
-            once=rows is None and takes_each_row_once(data_loader),
-            announce=announce,
-            noise=lambda: private_optimizer.noise_multiplier,
-        )
+        tape = Tape(parameters, batch_first, loss_reduction)
+        private = PrivateModule(module, tape, verify)
+        charges = BatchCharges(self.accountant, sampling.event, sampling.takes_each_row_once)
+        terms = ReleaseTerms(noise, radius, sampling.batch_size)
         private_optimizer = PrivateOptimizer(
-            optimizer, tape, scales,
-            noise_multiplier=noise, max_grad_norm=radius, expected_batch_size=batch_size,
-            loss_reduction=loss_reduction, source=source, processes=processes,
-            charge=draws.release, history=history,
+            optimizer, tape, chosen, terms,
+            source=source, processes=processes, charge=charges.release,
         )  # fmt: skip
-        private_optimizer.step_done, guard.other_batch = guard.step_done, draws.spoil
+        charges.connect(private_optimizer, private.loss_guard)
         self.verified &= verify
-        batches: Any = data_loader.batch_sampler
-        if rows is None:
-            refuse_repeats(data_loader, processes)
-        else:
-            steps = steps_of(data_loader, rows, batch_size)
-            batches = PoissonBatches(rows, batch_size, steps, source.sampler, processes)
-        loader = PrivateLoader(data_loader, batches, draws, max_physical_batch_size, verify)
-        if "ghost" not in grad_sample_mode or criterion is None:
-            return private, private_optimizer, loader
-        own = PerExampleLoss(criterion, loss_reduction, batch_first)
-        return private, private_optimizer, own, loader
+        batches = sampling.batches(source.sampler)
+        loader = PrivateLoader(data_loader, batches, charges, max_physical_batch_size, verify)
+        if ghost and criterion is not None:
+            loss = PerExampleLoss(criterion, loss_reduction, batch_first)
+            return private, private_optimizer, loss, loader
+        return private, private_optimizer, loader
 
     def make_private_with_epsilon(
         self,
@@ -206,7 +185,7 @@ class PrivacyEngine:
         max_grad_norm: float,
         poisson_sampling: bool = True,
         **options: Any,
-    ) -> Private:
+    ) -> PrivateTraining:
         """`make_private` with the least constant noise that keeps `epochs` passes in the target.
 
         What this engine has released before is part of the target. If a schedule changes the
@@ -218,14 +197,10 @@ class PrivacyEngine:
                 "Expected a budget to go on with, found releases without noise: epsilon is "
                 "infinite already. Use a new engine, for other data."
             )
-        processes = Processes.of(module)
-        _refuse_private(data_loader)
-        rows = sampled_rows(data_loader, processes) if poisson_sampling else None
-        size = batch_size_of(data_loader, rows, processes)
-        once = rows is None and takes_each_row_once(data_loader)
-        steps = 1 if once else steps_of(data_loader, rows, size)
-        planned = replace(_event(rows, size), count=epochs * steps)
-        delta = validate.delta_of(target_delta, rows_of(data_loader) if rows is None else len(rows))
+        sampling = _sampling(data_loader, Processes.of(module), poisson_sampling)
+        releases = epochs * (1 if sampling.takes_each_row_once else sampling.steps)
+        planned = replace(sampling.event, count=releases)
+        delta = validate.delta_of(target_delta, sampling.n_rows)
         plan = PrivacyPlan.calibrate_event(
             planned, target_epsilon, delta, other_events=self.accountant.events
         )
@@ -240,13 +215,12 @@ class PrivacyEngine:
         )
 
     def get_epsilon(self, delta: float) -> float:
-        """What everything released so far costs at `delta`."""
+        """The epsilon of everything released so far, at `delta`."""
         return self.accountant.get_epsilon(delta)
 
     def report(self, delta: float) -> PrivacyReport:
         """The privacy card of everything released so far."""
-        plan = PrivacyPlan(self.accountant.events, unprotected=self.accountant.unprotected > 0)
-        return plan.report(delta, seeded=self.seeded, verified=self.verified)
+        return self.accountant.plan.report(delta, seeded=self.seeded, verified=self.verified)
 
     def is_compatible(self, *, module: nn.Module, **_: Any) -> bool:
         return ModuleValidator.is_valid(module)
@@ -264,11 +238,14 @@ class PrivacyEngine:
         checkpoint_dict: dict[str, Any] | None = None,
         **_: Any,
     ) -> None:
-        """Model, optimizer, ellipsoid and everything spent so far, in one file, whole or absent.
+        """Save module, optimizer, ellipsoid and everything released so far in one file.
 
-        Under several processes call it on each; the first one writes.
+        The file is written completely or not at all. Under several processes call it on each; the
+        first one writes.
         """
-        checkpoints.save(Path(path), self, module, optimizer, checkpoint_dict or {})
+        flags = {"format": checkpoints.FORMAT, "seeded": self.seeded, "verified": self.verified}
+        state = {**(checkpoint_dict or {}), "privagrad": flags}
+        checkpoints.save(Path(path), state, module, optimizer, self.accountant)
 
     def load_checkpoint(
         self,
@@ -278,27 +255,31 @@ class PrivacyEngine:
         optimizer: Optimizer | None = None,
         **_: Any,
     ) -> dict[str, Any]:
-        """Go on from a checkpoint, on the same privacy curve.
+        """Continue from a checkpoint; what was released before it is counted.
 
-        What other runs have released since they went on from the same file is counted too: it is
-        kept beside it, in a file whose name ends in ".resumed".
+        What other runs from the same file have released since is counted too: it is kept beside
+        it, in a file whose name ends in ".resumed".
         """
-        return checkpoints.load(Path(path), self, module, optimizer)
+        state = checkpoints.load(Path(path), module, optimizer, self.accountant)
+        self.seeded |= bool(state["privagrad"]["seeded"])
+        self.verified &= bool(state["privagrad"].get("verified", True))
+        return state
 
 
-def _event(rows: Sequence[int] | None, batch_size: int) -> GaussianEvent:
-    """One release of a step, at noise multiplier 1; rows None: in the loader's own order."""
-    if rows is None:
-        return GaussianEvent(1.0, purpose="gradients", under="replace-one")
-    return GaussianEvent(1.0, 1, "poisson", len(rows), batch_size, "gradients")
-
-
-def _refuse_private(loader: DataLoader[Any]) -> None:
+def _sampling(loader: DataLoader[Any], processes: Processes, poisson: bool) -> Sampling:
+    """How batches are drawn from a loader that is not private yet."""
     if isinstance(loader, PrivateLoader):
         raise ValueError(
             "Expected a data loader that is not private yet, found one that make_private "
             "returned: give make_private the data loader that it was made from."
         )
+    return Sampling.of(loader, processes, poisson)
+
+
+def _source(random_state: RandomState, generator: torch.Generator | None) -> RandomSource:
+    if generator is not None:
+        random_state = int(torch.randint(2**62, (), generator=generator))
+    return random_source(random_state)
 
 
 def _refuse_other_clipping(clipping: str) -> None:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
-from numpy.random import Generator
 from torch import Tensor
 from torch.utils.data import (
     DataLoader,
@@ -19,49 +18,16 @@ from torch.utils.data import (
 )
 
 from privagrad._internal import validate
-from privagrad.privacy.sampling import poisson_batches
-from privagrad.torch.charging import Draws, Part
-from privagrad.torch.guards.collation import Alone, cut_from, refuse_mixing, size_of
+from privagrad.torch.charging import BatchCharges, BatchPart
+from privagrad.torch.guards.collation import UnpaddedRows, cut_from, refuse_mixing, size_of
 from privagrad.torch.guards.refusals import UnverifiedError
 from privagrad.torch.guards.structure import map_tensors, tensors_of
-from privagrad.torch.processes import Processes
-
-
-class PoissonBatches(Sampler[list[int]]):
-    """Batches that hold each row of this process's share independently with the same probability.
-
-    `batch_size` is what all processes together expect; a pass has `steps` batches.
-    """
-
-    def __init__(
-        self,
-        rows: Sequence[int],
-        batch_size: int,
-        steps: int,
-        generator: Generator,
-        processes: Processes,
-    ) -> None:
-        self.rate = batch_size / len(rows)
-        self.steps = steps
-        self.share = rows[processes.rank :: processes.count]
-        self._generator = generator
-
-    def __len__(self) -> int:
-        return self.steps
-
-    def __deepcopy__(self, memo: Any) -> PoissonBatches:
-        """A copy of a loader draws on: with a copy of the generator it would repeat batches."""
-        return self
-
-    def __iter__(self) -> Iterator[list[int]]:
-        for batch in poisson_batches(len(self.share), self.rate, self.steps, self._generator):
-            yield [self.share[int(row)] for row in batch]
 
 
 class SplitBatches(Sampler[list[int]]):
     """Batches in parts of at most `most` rows, each noted; a row counts once in a batch."""
 
-    def __init__(self, batches: Any, most: int | None, notes: deque[Part]) -> None:
+    def __init__(self, batches: Any, most: int | None, notes: deque[BatchPart]) -> None:
         self.batches, self.most, self.notes = batches, most, notes
 
     def __len__(self) -> int:
@@ -79,7 +45,7 @@ class SplitBatches(Sampler[list[int]]):
             most = self.most or max(1, len(batch))
             for start in range(0, max(1, len(batch)), most):
                 part = batch[start : start + most]
-                self.notes.append(Part(len(part), start == 0, start + most >= len(batch)))
+                self.notes.append(BatchPart(len(part), start == 0, start + most >= len(batch)))
                 yield part
 
 
@@ -90,14 +56,14 @@ class PrivateLoader(DataLoader[Any]):
         self,
         loader: DataLoader[Any],
         batches: Any,
-        draws: Draws,
+        charges: BatchCharges,
         most: int | None = None,
         verify: bool = True,
     ) -> None:
         if most is not None:
             validate.integer("max_physical_batch_size", most)
-        self._notes: deque[Part] = deque()
-        self.batches, self.draws, self.verify = batches, draws, verify
+        self._notes: deque[BatchPart] = deque()
+        self.batches, self.charges, self.verify = batches, charges, verify
         options: dict[str, Any] = {
             "num_workers": loader.num_workers,
             "pin_memory": loader.pin_memory,
@@ -122,16 +88,16 @@ class PrivateLoader(DataLoader[Any]):
         self._fetching = DataLoader(RowByRow(loader.dataset), **options)
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
-        return self._handed_out(self.draws.begin())
+        return self._handed_out(self.charges.begin())
 
     def _handed_out(self, iterator: int) -> Iterator[Any]:
-        self.draws.check(iterator)
+        self.charges.check(iterator)
         self._notes.clear()
-        for batch, alone in self._fetching:
+        for batch, unpadded in self._fetching:
             if self.verify:
                 _refuse_without_tensors(batch)
-            yield self.draws.hand_out(iterator, self._notes.popleft(), batch, alone)
-            self.draws.check(iterator)
+            yield self.charges.hand_out(iterator, self._notes.popleft(), batch, unpadded)
+            self.charges.check(iterator)
 
 
 def _refuse_without_tensors(batch: Any) -> None:
@@ -139,7 +105,7 @@ def _refuse_without_tensors(batch: Any) -> None:
         raise UnverifiedError(
             f"Expected tensors in a batch of the private data loader, found none in a "
             f"{type(batch).__name__}: what the loop makes of such a batch cannot be followed. "
-            "Return tensors from collate_fn; or say verify=False and vouch for it."
+            "Return tensors from collate_fn; or pass verify=False and vouch for it."
         )
 
 
@@ -192,10 +158,10 @@ class _StartWorker:
 
 
 class Collated(NamedTuple):
-    """A batch, and some of its rows as they are alone, if they were padded."""
+    """A batch, and some of its padded rows as they are without padding."""
 
     batch: Any
-    alone: Alone
+    unpadded: UnpaddedRows
 
 
 class CollateAny:
@@ -216,10 +182,10 @@ class CollateAny:
         if not rows:
             template = self.collate([RowByRow(self.dataset)[0]])
             return Collated(map_tensors(lambda t: t[:0] if t.dim() else t, template), {})
-        alone = refuse_mixing(self.collate, rows) if self._is_due(rows) else {}
-        self._padding_seen |= bool(alone)
+        unpadded = refuse_mixing(self.collate, rows) if self._is_due(rows) else {}
+        self._padding_seen |= bool(unpadded)
         batch = self.collate(rows)
-        return Collated(batch, cut_from(batch, alone, len(rows)) if alone else {})
+        return Collated(batch, cut_from(batch, unpadded, len(rows)) if unpadded else {})
 
     def _is_due(self, rows: list[Any]) -> bool:
         """At batches 1, 2, 4, 8, ..., and where rows of different lengths are new."""
@@ -232,7 +198,7 @@ class CollateAny:
 
 
 class BatchMemoryManager:
-    """Batches in parts that fit into memory; `optimizer.step()` after each part, as ever.
+    """Batches in parts that fit into memory; call `optimizer.step()` after each part.
 
     >>> with BatchMemoryManager(
     ...     data_loader=loader, max_physical_batch_size=64, optimizer=optimizer
@@ -250,7 +216,7 @@ class BatchMemoryManager:
         self.parts = PrivateLoader(
             data_loader,
             data_loader.batches,
-            data_loader.draws,
+            data_loader.charges,
             max_physical_batch_size,
             data_loader.verify,
         )
@@ -259,4 +225,4 @@ class BatchMemoryManager:
         return self.parts
 
     def __exit__(self, *_: object) -> None:
-        self.parts.draws.leave()
+        self.parts.charges.leave()

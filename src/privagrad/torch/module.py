@@ -1,4 +1,4 @@
-"""A module whose layers record how examples use its parameters."""
+"""A module whose layers record per-example gradients."""
 
 from __future__ import annotations
 
@@ -10,18 +10,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
-from privagrad.torch.guards.determinism import Drawn, generator_states
+from privagrad.torch.guards.determinism import generator_states
 from privagrad.torch.guards.loss import LossGuard
+from privagrad.torch.guards.module_runs import refuse_changes, versions
 from privagrad.torch.guards.observed import Layouts
+from privagrad.torch.guards.random_functions import RandomDraws
 from privagrad.torch.guards.recorder import Recorder, public_tensors
 from privagrad.torch.guards.refusals import UnverifiedError
 from privagrad.torch.guards.structure import tensors_of
 from privagrad.torch.guards.traced import node_of, untraced
-from privagrad.torch.guards.verification import (
-    ModuleGuard,
-    refuse_changes,
-    versions,
-)
+from privagrad.torch.guards.verification import ModuleGuard
 from privagrad.torch.per_example.layers import Layer, layer_of
 from privagrad.torch.per_example.layout import count_examples, input_leaves
 from privagrad.torch.per_example.tape import ForwardPass, Tape
@@ -35,30 +33,30 @@ class PrivateModule(nn.Module):
 
     Parameters
     ----------
+    module : Module
+    tape : Tape
     verify : bool
-        Whether modules and losses are held to the definition of the per-example gradient. False:
-        someone else vouches for them.
+        Whether modules and losses are checked to keep examples apart. False: someone else vouches
+        for them.
     """
 
-    def __init__(
-        self, module: nn.Module, tape: Tape, verify: bool = True, loss_reduction: str = "mean"
-    ) -> None:
+    def __init__(self, module: nn.Module, tape: Tape, verify: bool = True) -> None:
         super().__init__()
         self._module = module
         self._tape = tape
         tape.guarded = verify
         self.guard = ModuleGuard(module, tape, verify)
-        self.loss_guard = LossGuard(tape, verify, loss_reduction)
+        self.loss_guard = LossGuard(tape, verify)
         for child in _owners(module, tape):
-            if not isinstance(vars(child).get("forward"), Tapped | None):
+            if not isinstance(vars(child).get("forward"), PrivateForward | None):
                 raise ValueError(
                     f"Expected the forward of a {type(child).__name__} as its class defines it, "
                     "found one that was set on the module itself: it would be lost. Make a "
                     "subclass."
                 )
-            child.forward = Tapped(tape, child, layer_of(child))
+            child.forward = PrivateForward(tape, child, layer_of(child))
         for name, parameter in tape.parameters.items():
-            parameter.register_hook(_Stray(tape, name))
+            parameter.register_hook(_StrayGradientHook(tape, name))
         self._known = self._parts()
         self.train(module.training)
 
@@ -85,7 +83,7 @@ class PrivateModule(nn.Module):
 
     def _pass(
         self, inputs: Any, count: int, of_batch: Sequence[bool]
-    ) -> tuple[Any, ForwardPass, Drawn]:
+    ) -> tuple[Any, ForwardPass, RandomDraws]:
         """A forward pass with the layouts that it has been seen to have."""
         guard = self.guard
         layouts = guard.prepare(inputs, count, of_batch)
@@ -168,7 +166,7 @@ def _refuse_objects(inputs: Any) -> None:
             )
 
 
-class _Stray:
+class _StrayGradientHook:
     """Hears of gradients that reach a parameter itself: those of examples never do."""
 
     def __init__(self, tape: Tape, name: str) -> None:
@@ -178,7 +176,7 @@ class _Stray:
         self.tape.note_stray(self.name)
 
 
-class Tapped:
+class PrivateForward:
     """The forward of one layer: private while the tape is open, its own otherwise."""
 
     def __init__(self, tape: Tape, module: nn.Module, layer: Layer) -> None:
@@ -208,9 +206,9 @@ class Tapped:
 def _owners(module: nn.Module, tape: Tape) -> Iterator[nn.Module]:
     """The topmost modules that have trainable parameters of their own, or in lists of their own."""
     # Attention uses its output layer's parameters itself.
-    whole = isinstance(module, nn.MultiheadAttention)
+    attends = isinstance(module, nn.MultiheadAttention)
     lists = (m for m in module.children() if isinstance(m, nn.ParameterList | nn.ParameterDict))
-    own = itertools.chain(module.parameters(recurse=whole), *(m.parameters() for m in lists))
+    own = itertools.chain(module.parameters(recurse=attends), *(m.parameters() for m in lists))
     if any(tape.trains(p) for p in own):
         yield module
         return

@@ -1,11 +1,11 @@
-"""Second moments of per-example gradients, from public data or from private gradients so far."""
+"""Second moments of per-example gradients from public data."""
 
 from __future__ import annotations
 
 import copy
 import math
 from collections.abc import Callable, Iterable, Mapping, Sized
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -13,18 +13,12 @@ from torch import Tensor, nn
 
 from privagrad._internal import validate
 from privagrad._internal.progress import track
+from privagrad.torch.module import PrivateModule
 from privagrad.torch.per_example.gradients import PerExampleGradient
 from privagrad.torch.per_example.tape import Tape
-from privagrad.torch.scales import Scale, as_matrix
-
-if TYPE_CHECKING:
-    from privagrad.torch.optimizer import PrivateOptimizer
+from privagrad.torch.scales import as_matrix
 
 Per = Literal["coordinate", "row", "tensor"]
-POWERS = {"pagan": -4 / 3, "pasan": -1.0}
-"""C = σ^power: Corollaries of Theorems 1 and 2."""
-
-_FIRST = 16
 
 
 class SecondMoments:
@@ -32,11 +26,12 @@ class SecondMoments:
 
     Parameters
     ----------
+    parameters : mapping of str to Parameter
     floor : float
         Added to every moment, as a part of the tensor's mean moment: coordinates that public data
-        hardly touch, such as rare words, would otherwise own the whole norm.
+        hardly touch, such as rare words, would otherwise dominate the norm.
     per : {"coordinate", "row", "tensor"}
-        One moment for each.
+        What has a moment of its own.
     """
 
     def __init__(
@@ -52,13 +47,18 @@ class SecondMoments:
         }
 
     @torch.no_grad()
-    def add(self, count: int, uses: Mapping[str, list[PerExampleGradient]], factor: float) -> None:
-        """Take in `count` examples; their gradients are `factor` times what the uses hold."""
+    def add(
+        self, count: int, gradients: Mapping[str, list[PerExampleGradient]], factor: float
+    ) -> None:
+        """Take in `count` examples, whose gradients are `factor` times `gradients`."""
         self.count += count
-        for name, group in uses.items():
-            for use in group:
-                seen = use.moments() if self.per == "coordinate" else use.row_moments()[:, None]
-                self._sums[name][use.part] += factor**2 * seen.double()
+        for name, parts in gradients.items():
+            for own in parts:
+                if self.per == "coordinate":
+                    squares = own.sum_of_squares()
+                else:
+                    squares = own.row_sums_of_squares()[:, None]
+                self._sums[name][own.part] += factor**2 * squares.double()
 
     def _kept(self, parameter: Tensor) -> tuple[int, int]:
         rows, columns = as_matrix(parameter).shape
@@ -114,12 +114,23 @@ def second_moments(
 
     Parameters
     ----------
-    criterion : callable (outputs, targets) → loss, optional
-        None: cross-entropy for whole-number targets, squared error for others, and the output
-        itself where it is a single number.
-    """
-    from privagrad.torch.module import PrivateModule
+    module : Module
+    loader : iterable
+        Public batches (inputs, targets).
+    criterion : callable, optional
+        The loss of (outputs, targets). None: cross-entropy for whole-number targets, squared error
+        for others, and the output itself where it is a single number.
+    loss_reduction : {"mean", "sum"}
+        How the criterion puts the losses of examples together.
+    batch_first : bool
+        Whether the examples are in the first dimension of the inputs.
+    floor, per : float, {"coordinate", "row", "tensor"}
+        See `SecondMoments`.
 
+    Returns
+    -------
+    dict of str to Tensor
+    """
     twin = copy.deepcopy(module)
     parameters = {name: p for name, p in twin.named_parameters() if p.requires_grad}
     tape = Tape(parameters, batch_first)
@@ -129,8 +140,8 @@ def second_moments(
     total = len(loader) if isinstance(loader, Sized) else 0
     for batch in track(loader, total, "public moments"):
         loss_of(private, batch, criterion).backward()
-        count, uses = tape.collect()
-        moments.add(count, uses, float(count) if loss_reduction == "mean" else 1.0)
+        count, gradients = tape.collect()
+        moments.add(count, gradients, float(count) if loss_reduction == "mean" else 1.0)
     return moments.means()
 
 
@@ -154,63 +165,3 @@ def loss_of(
     if targets.is_floating_point():
         return F.mse_loss(outputs, targets.reshape(outputs.shape))
     return F.cross_entropy(outputs.reshape(-1, outputs.shape[-1]), targets.reshape(-1))
-
-
-class History:
-    """Learns the ellipsoid from private gradients alone, at steps 16, 32, 64, ...
-
-    Half the squared difference of consecutive private gradients has the mean Var(g)/b + s², s the
-    noise's own deviation; b times what exceeds s² estimates the moment of one example's gradient,
-    and what noise hides is a floor. It costs no privacy.
-    """
-
-    def __init__(self, power: float) -> None:
-        self.power = power
-        self.count = 0
-        self._before: dict[str, Tensor] = {}
-        self._sums: dict[str, list[Tensor]] = {}
-
-    def learn(self, optimizer: PrivateOptimizer) -> dict[str, Scale] | None:
-        """Take in the gradients of a step; the new scales where it is time for some."""
-        if optimizer.noise_multiplier == 0:
-            return None
-        batch = optimizer.expected_batch_size
-        mean = optimizer.loss_reduction == "mean"
-        radius = optimizer.max_grad_norm / (batch if mean else 1.0)
-        first = not self._before
-        for name, parameter in optimizer.tape.parameters.items():
-            assert parameter.grad is not None
-            gradient = as_matrix(parameter.grad).double()
-            if not first:
-                noise = (optimizer.noise_multiplier * radius) ** 2 / optimizer.scales[name].full
-                sums = self._sums.setdefault(name, [torch.zeros_like(gradient) for _ in range(3)])
-                sums[0] += (gradient - self._before[name]).square() / 2
-                sums[1] += noise
-                sums[2] += noise.double().square()
-            self._before[name] = gradient
-        self.count += not first
-        if first or self.count < _FIRST or self.count & (self.count - 1):
-            return None
-        self._before = {}
-        return self._scales(optimizer, batch if mean else 1 / batch)
-
-    def _scales(self, optimizer: PrivateOptimizer, factor: float) -> dict[str, Scale]:
-        moments, sizes, hidden_sizes = {}, 0.0, 0.0
-        weighted = hidden_weighted = 0.0
-        for name, (differences, noise, fourths) in self._sums.items():
-            variance = (differences - noise) / self.count
-            hidden = (2 * fourths).sqrt() / self.count
-            moments[name] = factor * torch.maximum(variance, hidden)
-            scale = moments[name] ** (self.power / 2)
-            sizes += factor * float(variance.sum())
-            hidden_sizes += float((factor * hidden).square().sum())
-            weighted += factor * float((scale * variance).sum())
-            hidden_weighted += float((factor * scale * hidden).square().sum())
-        # Of the sum over coordinates noise hides less than of each.
-        before = max(sizes, math.sqrt(hidden_sizes))
-        after = max(weighted, math.sqrt(hidden_weighted))
-        kinds = {name: p.dtype for name, p in optimizer.tape.parameters.items()}
-        return {
-            name: Scale.of((moment ** (self.power / 2) * (before / after)).to(kinds[name]))
-            for name, moment in moments.items()
-        }

@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 from privagrad._internal import validate
 from privagrad.privacy.mechanism import GaussianSum, Part, Share
 from privagrad.privacy.noise import RandomSource
-from privagrad.torch.moments import History
+from privagrad.torch.ellipsoids import TrainingEllipsoid
 from privagrad.torch.per_example.gradients import PerExampleGradient
 from privagrad.torch.per_example.tape import Tape
 from privagrad.torch.processes import Processes
@@ -26,8 +26,8 @@ FLOAT32 = 2.0**-10
 """What norms and sums in float32 may be off, counted as sensitivity."""
 
 
-class Terms(NamedTuple):
-    """What one batch is released with: the same for all its parts and in all processes."""
+class ReleaseTerms(NamedTuple):
+    """How one batch is bounded and released: the same for all its parts and in all processes."""
 
     noise_multiplier: float
     max_grad_norm: float
@@ -45,6 +45,18 @@ class PrivateOptimizer(Optimizer):
     `noise_multiplier`, `max_grad_norm` and `expected_batch_size` may be assigned: they count from
     the next batch on.
 
+    Parameters
+    ----------
+    optimizer : Optimizer
+        Takes the step on the private gradients.
+    tape : Tape
+    ellipsoid : TrainingEllipsoid
+    terms : ReleaseTerms
+    source : RandomSource
+    processes : Processes
+    charge : callable
+        Called with the noise multiplier of every release before it is made.
+
     Guarantees
     ----------
     A Gaussian mechanism of noise multiplier z for replacing one example's gradient by zero, up
@@ -56,22 +68,18 @@ class PrivateOptimizer(Optimizer):
         self,
         optimizer: Optimizer,
         tape: Tape,
-        scales: dict[str, Scale],
+        ellipsoid: TrainingEllipsoid,
+        terms: ReleaseTerms,
         *,
-        noise_multiplier: float,
-        max_grad_norm: float,
-        expected_batch_size: float,
-        loss_reduction: str,
         source: RandomSource,
         processes: Processes,
         charge: Callable[[float], None],
-        history: History | None = None,
     ) -> None:
         self.original_optimizer = optimizer
-        self.tape, self.history = tape, history
-        self.noise_multiplier, self.max_grad_norm = noise_multiplier, max_grad_norm
-        self.expected_batch_size = self._batch_size = expected_batch_size
-        self.loss_reduction = loss_reduction
+        self.tape, self.loss_reduction = tape, tape.loss_reduction
+        self.noise_multiplier, self.max_grad_norm = terms.noise_multiplier, terms.max_grad_norm
+        self.expected_batch_size = self._batch_size = terms.expected_batch_size
+        self.learned_ellipsoid = ellipsoid.learned
         self._last = self._waits = True
         self.observe: Callable[[int, dict[str, list[PerExampleGradient]], float], None] | None = (
             None
@@ -83,7 +91,7 @@ class PrivateOptimizer(Optimizer):
         dim = sum(parameter.numel() for parameter in tape.parameters.values())
         self._units = np.empty(dim)
         self._drop_batch()
-        self.scales = scales
+        self.scales = ellipsoid.scales
 
     @property
     def noise_multiplier(self) -> float:
@@ -156,15 +164,15 @@ class PrivateOptimizer(Optimizer):
 
     def _drop_batch(self) -> None:
         self._sums: dict[str, Tensor] = {}
-        self._agreed: Terms | None = None
+        self._agreed: ReleaseTerms | None = None
 
-    def _terms(self) -> Terms:
+    def _terms(self) -> ReleaseTerms:
         """What the current batch is bounded and released with; fixed by its first part."""
         if self._agreed is None:
-            own = Terms(self.noise_multiplier, self.max_grad_norm, self.expected_batch_size)
+            own = ReleaseTerms(self.noise_multiplier, self.max_grad_norm, self.expected_batch_size)
             values = torch.tensor(own, dtype=torch.float64)
             self._processes.agree(values)
-            self._agreed = Terms(*values.tolist())
+            self._agreed = ReleaseTerms(*values.tolist())
         return self._agreed
 
     def zero_grad(self, set_to_none: bool = True) -> None:
@@ -173,7 +181,7 @@ class PrivateOptimizer(Optimizer):
 
     def _add_batch(self) -> None:
         """Bound the gradients that the last backward pass left and add them to the sums."""
-        count, uses = self.tape.collect()
+        count, gradients = self.tape.collect()
         if not (self.last_chunk or self._waits):
             raise RuntimeError(
                 "Expected one step() for each part of a batch, found a second one: its examples "
@@ -181,13 +189,13 @@ class PrivateOptimizer(Optimizer):
             )
         self._waits = False
         radius = self._terms().max_grad_norm
-        if not uses:
+        if not gradients:
             return
         factor = float(count) if self.loss_reduction == "mean" else 1.0
         if self.observe is not None:
-            self.observe(count, uses, factor)
-        each = [(name, use) for name, group in uses.items() for use in group]
-        squares = sum(use.squares(self.scales[name].part(use.part)) for name, use in each)
+            self.observe(count, gradients, factor)
+        all_parts = [(name, part) for name, parts in gradients.items() for part in parts]
+        squares = sum(g.squared_norms(self.scales[name].part(g.part)) for name, g in all_parts)
         assert isinstance(squares, Tensor)
         norms = factor * squares.sqrt()
         weights = factor * (radius / norms).clamp(max=1.0)
@@ -195,17 +203,17 @@ class PrivateOptimizer(Optimizer):
         if not bool(finite.all()):
             self.non_finite += int((~finite).sum())
             weights = torch.where(finite, weights, 0.0)
-            for _, use in each:
-                use.keep(finite)
-        for name, use in each:
-            total = use.total(weights)
+            for _, gradient in all_parts:
+                gradient.keep_only(finite)
+        for name, gradient in all_parts:
+            total = gradient.weighted_sum(weights)
             if name not in self._sums:
                 shape = as_matrix(self.tape.parameters[name]).shape
                 if total.shape == shape:
                     self._sums[name] = total
                     continue
                 self._sums[name] = torch.zeros(shape, dtype=total.dtype, device=total.device)
-            self._sums[name][use.part] += total
+            self._sums[name][gradient.part] += total
 
     def _release(self) -> None:
         noise, radius, divisor = self._terms()
@@ -240,7 +248,21 @@ class PrivateOptimizer(Optimizer):
             if factor != 1:
                 gradient.mul_(factor)
             parameter.grad = gradient.to(parameter.device, parameter.dtype)
-        if self.history is not None and (learned := self.history.learn(self)) is not None:
+        if self.learned_ellipsoid is not None and noise > 0:
+            self._learn_ellipsoid(self._terms())
+
+    def _learn_ellipsoid(self, terms: ReleaseTerms) -> None:
+        """Show the released gradients to what learns the ellipsoid; takes the new one, if any."""
+        assert self.learned_ellipsoid is not None
+        mean, batch_size = self.loss_reduction == "mean", terms.expected_batch_size
+        radius = terms.max_grad_norm / (batch_size if mean else 1.0)
+        learned = self.learned_ellipsoid.learn(
+            self.tape.parameters,
+            self.scales,
+            noise_std=terms.noise_multiplier * radius,
+            examples=batch_size if mean else 1 / batch_size,
+        )
+        if learned is not None:
             self.scales = learned
 
     def _sum_of(self, name: str, parameter: Tensor) -> Tensor:

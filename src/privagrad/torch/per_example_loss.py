@@ -1,4 +1,4 @@
-"""A criterion evaluated example by example: nothing is left to check."""
+"""A criterion that is evaluated example by example, so that it cannot mix examples."""
 
 from __future__ import annotations
 
@@ -51,7 +51,8 @@ class PerExampleLoss(nn.Module):
 
     Parameters
     ----------
-    criterion : callable (outputs, targets) → loss of a batch
+    criterion : callable
+        The loss of a batch (outputs, targets).
     reduction : {"mean", "sum"}
         As `loss_reduction` of make_private.
     batch_first : bool

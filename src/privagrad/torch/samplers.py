@@ -1,12 +1,14 @@
-"""Which rows a data loader chooses from, and how often a pass holds them."""
+"""Which rows a data loader chooses from, and how batches are drawn from them."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Hashable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.random import Generator
 from numpy.typing import NDArray
 from torch.utils.data import (
     BatchSampler,
@@ -15,18 +17,110 @@ from torch.utils.data import (
     DistributedSampler,
     IterableDataset,
     RandomSampler,
+    Sampler,
     SequentialSampler,
     Subset,
     SubsetRandomSampler,
     TensorDataset,
 )
 
+from privagrad.privacy.events import GaussianEvent
+from privagrad.privacy.sampling import poisson_batches
 from privagrad.torch.processes import Processes
 
 _NO_BATCH_SIZE = (
     "Expected a data loader with a batch_size, found none: make_private needs it for the sampling "
     "rate."
 )
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How the batches of a training are drawn from the rows of a data loader.
+
+    Attributes
+    ----------
+    loader : DataLoader
+    processes : Processes
+    rows : sequence of int or None
+        The rows of Poisson batches; None: batches in the loader's own order.
+    batch_size : int
+        How many rows all processes together take in one step; expected, for Poisson batches.
+    """
+
+    loader: DataLoader[Any]
+    processes: Processes
+    rows: Sequence[int] | None
+    batch_size: int
+
+    @classmethod
+    def of(cls, loader: DataLoader[Any], processes: Processes, poisson: bool) -> Sampling:
+        """Poisson batches of the rows that the loader chooses from, or the loader's own batches."""
+        rows = sampled_rows(loader, processes) if poisson else None
+        return cls(loader, processes, rows, _batch_size(loader, rows, processes))
+
+    @property
+    def n_rows(self) -> int:
+        return rows_of(self.loader) if self.rows is None else len(self.rows)
+
+    @property
+    def event(self) -> GaussianEvent:
+        """The release of one step, at noise multiplier 1."""
+        if self.rows is None:
+            return GaussianEvent(1.0, purpose="gradients", under="replace-one")
+        return GaussianEvent(1.0, 1, "poisson", len(self.rows), self.batch_size, "gradients")
+
+    @property
+    def takes_each_row_once(self) -> bool:
+        """Whether a pass in the loader's own order holds no row twice."""
+        return self.rows is None and _takes_each_row_once(self.loader)
+
+    @property
+    def steps(self) -> int:
+        """How many batches a pass has."""
+        if self.rows is None:
+            return len(self.loader)
+        sampler = sampler_of(self.loader)
+        taken = sampler.num_samples if isinstance(sampler, RandomSampler) else len(self.rows)
+        return math.ceil(taken / self.batch_size)
+
+    def batches(self, generator: Generator) -> Any:
+        """The batches of a pass, lists of row numbers."""
+        if self.rows is None:
+            refuse_repeats(self.loader, self.processes)
+            return self.loader.batch_sampler
+        return PoissonBatches(self.rows, self.batch_size, self.steps, generator, self.processes)
+
+
+class PoissonBatches(Sampler[list[int]]):
+    """Batches that hold each row of this process's share independently with the same probability.
+
+    `batch_size` is what all processes together expect; a pass has `steps` batches.
+    """
+
+    def __init__(
+        self,
+        rows: Sequence[int],
+        batch_size: int,
+        steps: int,
+        generator: Generator,
+        processes: Processes,
+    ) -> None:
+        self.rate = batch_size / len(rows)
+        self.steps = steps
+        self.share = rows[processes.rank :: processes.count]
+        self._generator = generator
+
+    def __len__(self) -> int:
+        return self.steps
+
+    def __deepcopy__(self, memo: Any) -> PoissonBatches:
+        """A copy of a loader draws on: with a copy of the generator it would repeat batches."""
+        return self
+
+    def __iter__(self) -> Iterator[list[int]]:
+        for batch in poisson_batches(len(self.share), self.rate, self.steps, self._generator):
+            yield [self.share[int(row)] for row in batch]
 
 
 def rows_of(loader: DataLoader[Any]) -> int:
@@ -124,20 +218,11 @@ def sampled_rows(loader: DataLoader[Any], processes: Processes) -> Sequence[int]
         "Expected a data loader that chooses from all rows of its data set (in order, shuffled or "
         "by DistributedSampler) or from those of a SubsetRandomSampler, found a "
         f"{kind.__name__}: poisson_sampling=True would draw other rows, or the same rows with "
-        "other probabilities. Use one of those, or say poisson_sampling=False."
+        "other probabilities. Use one of those, or set poisson_sampling=False."
     )
 
 
-def steps_of(loader: DataLoader[Any], rows: Sequence[int] | None, batch_size: int) -> int:
-    """How many batches a pass has: Poisson batches from `rows`, or for None the loader's own."""
-    if rows is None:
-        return len(loader)
-    sampler = sampler_of(loader)
-    taken = sampler.num_samples if isinstance(sampler, RandomSampler) else len(rows)
-    return math.ceil(taken / batch_size)
-
-
-def batch_size_of(loader: DataLoader[Any], rows: Sequence[int] | None, processes: Processes) -> int:
+def _batch_size(loader: DataLoader[Any], rows: Sequence[int] | None, processes: Processes) -> int:
     """How many rows all processes together take in one step."""
     most = rows_of(loader) if rows is None else len(rows)
     size = loader.batch_size
@@ -169,7 +254,7 @@ def refuse_repeats(loader: DataLoader[Any], processes: Processes) -> None:
         )
 
 
-def takes_each_row_once(loader: DataLoader[Any]) -> bool:
+def _takes_each_row_once(loader: DataLoader[Any]) -> bool:
     """Whether one pass of the loader holds no row twice."""
     sampler = sampler_of(loader)
     if type(sampler) is RandomSampler:

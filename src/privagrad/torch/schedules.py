@@ -23,7 +23,7 @@ class Schedule:
 
     attribute: str
     restarts = False
-    """Whether a schedule that goes on from `last_epoch` finds the first value in the optimizer,
+    """Whether a schedule that continues from `last_epoch` finds the first value in the optimizer,
     or the one that it had left there."""
 
     def __init__(
@@ -52,7 +52,7 @@ class Schedule:
         return {"base": self.base, "last_epoch": self.last_epoch}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on from there; the optimizer gets the value that it had then."""
+        """Continue from there; the optimizer gets the value that it had then."""
         self.base, self.last_epoch = state_dict["base"], state_dict["last_epoch"]
         self._apply()
 

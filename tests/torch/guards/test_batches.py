@@ -586,13 +586,15 @@ class TestPadding:
 
     def test_only_verified_batches_are(self) -> None:
         collate = CollateAny(padded, Sentences())
-        verified = [bool(collate(self.ROWS).alone) for _ in range(9)]
+        verified = [bool(collate(self.ROWS).unpadded) for _ in range(9)]
         assert verified == [True, True, False, True, False, False, False, True, False]
-        assert CollateAny(padded, Sentences(), verify=False)(self.ROWS).alone == {}
+        assert CollateAny(padded, Sentences(), verify=False)(self.ROWS).unpadded == {}
 
     def test_the_first_batch_of_different_lengths_is_verified(self) -> None:
         collate, even = CollateAny(padded, Sentences()), [Sentences()[3], Sentences()[10]]
-        verified = [bool(collate(rows).alone) for rows in (even, even, self.ROWS, even, self.ROWS)]
+        verified = [
+            bool(collate(rows).unpadded) for rows in (even, even, self.ROWS, even, self.ROWS)
+        ]
         assert verified == [False, False, True, False, False]
 
     @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
@@ -606,7 +608,7 @@ class TestPadding:
             noise_multiplier=0.0, max_grad_norm=1.0, poisson_sampling=False,
         )  # fmt: skip
         assert isinstance(loader, PrivateLoader)
-        monkeypatch.setattr(loader.draws, "_announce", lambda *given: told.append(given))
+        monkeypatch.setattr(loader.charges, "_announce", lambda *given: told.append(given))
         list(loader)
         assert [len(alone) for _, _, alone in told] == [2, 2, 2 if workers else 0]
 

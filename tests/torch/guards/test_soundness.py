@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from privagrad.torch import PerExampleLoss, PrivacyEngine
 from privagrad.torch.guards.refusals import UnverifiedError
-from privagrad.torch.per_example.gradients import Outer
+from privagrad.torch.per_example.gradients import OuterProductGradient
 from privagrad.torch.scales import Scale
 from tests.torch.reference import assert_same, engine_sum, looped, squared
 from tests.torch.small import Run, private, table
@@ -526,7 +526,7 @@ def test_norms_of_inputs_with_a_common_offset(columns: int, steps: int) -> None:
     d -= d.mean(1, keepdim=True)
     weight = torch.zeros(columns, columns)
     exact = torch.stack([(e.double().T @ i.double()).norm() for e, i in zip(d, a, strict=True)])
-    found = Outer(weight, a, d).squares(Scale.ball(weight)).sqrt()
+    found = OuterProductGradient(weight, a, d).squared_norms(Scale.ball(weight)).sqrt()
     assert torch.allclose(found.double(), exact, rtol=1e-3)
 
 
@@ -681,8 +681,10 @@ class TestVerification:
         assert module.training
 
     def test_holds_norms_too(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        exact = Outer.squares
-        monkeypatch.setattr(Outer, "squares", lambda *given: 0.9 * exact(*given))
+        exact = OuterProductGradient.squared_norms
+        monkeypatch.setattr(
+            OuterProductGradient, "squared_norms", lambda *given: 0.9 * exact(*given)
+        )
         run = private(data=TensorDataset(X, Y))
         with pytest.raises(UnverifiedError, match="to have the norm"):
             run.module(X)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from privagrad.torch.per_example.layers import convolution
-from privagrad.torch.per_example.layers.convolution import Convolution
+from privagrad.torch.per_example.layers.convolution import ConvolutionGradient
 from tests.torch.reference import SCALES, assert_same, check, engine_sum, looped, squared
 
 
@@ -79,7 +79,7 @@ def test_bounded_sum_equals_the_loop(name: str, kind: str) -> None:
 @pytest.mark.parametrize("kind", SCALES)
 @pytest.mark.parametrize("name", CASES)
 def test_gradients_that_are_not_kept(name: str, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Convolution, "_affordable", lambda self: False)
+    monkeypatch.setattr(ConvolutionGradient, "_affordable", lambda self: False)
     check(*CASES[name], kind)
 
 
@@ -98,7 +98,7 @@ def test_images_larger_than_the_cache(
 def test_examples_that_are_not_finite_count_as_zero(
     kind: str, affordable: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Convolution, "_affordable", lambda self: affordable)
+    monkeypatch.setattr(ConvolutionGradient, "_affordable", lambda self: affordable)
     inputs = torch.randn(5, 3, 6, 6)
     module = nn.Conv2d(3, 4, 3)
     inputs[2, 0, 0, 0] = torch.inf

@@ -124,8 +124,8 @@ def test_given_states_get_their_gradients() -> None:
         return [state.grad for state in states]
 
     expected = gradients(layer)
-    tape = Tape(dict(layer.named_parameters()))
-    found = gradients(PrivateModule(layer, tape, loss_reduction="sum"))
+    tape = Tape(dict(layer.named_parameters()), loss_reduction="sum")
+    found = gradients(PrivateModule(layer, tape))
     for a, b in zip(found, expected, strict=True):
         assert torch.allclose(a, b, atol=1e-6)
 

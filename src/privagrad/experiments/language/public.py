@@ -15,9 +15,10 @@ from privagrad._internal.atomic import atomic_write
 from privagrad.experiments.language.corpus import Sequences, Texts, collate
 from privagrad.experiments.language.model import LanguageModel
 from privagrad.experiments.language.settings import PAPER_BATCH_SIZE, Setting
+from privagrad.geometry.scales import SCALE_POWERS
 from privagrad.torch.damping import damp_steps, start_from_counts, word_shares
 from privagrad.torch.engine import PrivacyEngine
-from privagrad.torch.moments import POWERS, SecondMoments, shaped_scales
+from privagrad.torch.moments import SecondMoments, shaped_scales
 
 Report = Callable[[int, int, float, float], None]
 """Called with the step, the number of steps, the perplexity and the epsilon so far."""
@@ -69,7 +70,7 @@ def ellipsoid_of(setting: Setting, texts: Texts, folder: Path) -> dict[str, Tens
     """The scales of the method's ellipsoid; None for a ball."""
     if not setting.shaped:
         return None
-    return shaped_scales(public_moments(texts, setting, folder), POWERS[setting.kind])
+    return shaped_scales(public_moments(texts, setting, folder), SCALE_POWERS[setting.kind])
 
 
 def start_from_words(

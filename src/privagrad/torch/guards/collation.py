@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from privagrad.torch.guards.determinism import every_draw_at, random_state_kept, seed
-from privagrad.torch.guards.generators import OwnGenerators
+from privagrad.torch.guards.generators import ReachableGenerators
+from privagrad.torch.guards.rows import row_layouts
 from privagrad.torch.guards.structure import tensors_of
-from privagrad.torch.guards.trace import row_layouts
 from privagrad.torch.per_example.layout import ROUNDING, Layout, magnitudes, same
 
 _LOOKED_AT = 16
@@ -22,11 +22,11 @@ _MIDDLE = 0.5
 _LEVELS = (_MIDDLE, 0.01, 0.99)
 """What uniform random numbers are: a branch on one of them is taken at some level."""
 
-Alone = dict[int, list[Tensor]]
+UnpaddedRows = dict[int, list[Tensor]]
 """The tensors of some rows collated alone, by the row's place in the batch."""
 
 
-def refuse_mixing(collate: Callable[[list[Any]], Any], rows: list[Any]) -> Alone:
+def refuse_mixing(collate: Callable[[list[Any]], Any], rows: list[Any]) -> UnpaddedRows:
     """Refuse a collate function that makes something of several rows, such as mixup.
 
     Rows may be padded at their end to the longest; what is padded is not compared. Returns the
@@ -48,7 +48,7 @@ def refuse_mixing(collate: Callable[[list[Any]], Any], rows: list[Any]) -> Alone
     return {place: padded[place] for place in _shortest_and_another(padded)}
 
 
-def cut_from(batch: Any, alone: Alone, count: int) -> Alone:
+def cut_from(batch: Any, alone: UnpaddedRows, count: int) -> UnpaddedRows:
     """The same rows with the values that they have in `batch`, whose random numbers are others."""
     tensors = tensors_of(batch)
     return {
@@ -63,14 +63,14 @@ class _Collation:
 
     def __init__(self, collate: Callable[[list[Any]], Any]) -> None:
         self._collate, self._tail = collate, random.SystemRandom().getrandbits(32)
-        self.own = OwnGenerators(collate)
+        self.own = ReachableGenerators(collate)
         self.random = False
 
     def __call__(self, rows: list[Any], level: float = _MIDDLE) -> list[Tensor]:
         self.own.start()
-        with every_draw_at(level, self._tail) as aftermath:
+        with every_draw_at(level, self._tail) as effects:
             tensors = tensors_of(self._collate(list(rows)))
-        self.random = self.random or aftermath.random or self.own.have_drawn()
+        self.random = self.random or effects.random or self.own.have_drawn()
         return tensors
 
     def has_fixed_shapes(self, row: Any) -> bool:
@@ -138,7 +138,7 @@ def size_of(row: Any) -> int:
     return sum(tensor.numel() for tensor in tensors_of(row)) or 1
 
 
-def _shortest_and_another(alone: Alone) -> list[int]:
+def _shortest_and_another(alone: UnpaddedRows) -> list[int]:
     """The place of the row with the fewest numbers, and a random other one."""
     if len(alone) <= _ROWS:
         return list(alone)

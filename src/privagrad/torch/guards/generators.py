@@ -1,4 +1,4 @@
-"""Random generators of one's own: those that a function has at hand start anew for every run."""
+"""Random generators that a function can reach besides the global ones: their states are kept."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _DEEP, _MANY = 4, 100
 _LEFT_ALONE = (torch.Tensor, torch.nn.Module, np.ndarray, types.ModuleType, type)
 
 
-class OwnGenerators:
+class ReachableGenerators:
     """The generators that `function` may draw from, besides the global ones, and their states.
 
     They are looked for where a function can have them: in attributes, closures, defaults and the
@@ -62,7 +62,7 @@ def _search(value: Any, depth: int, found: dict[int, Any], seen: dict[int, Any])
 
 
 def _parts(value: Any) -> list[Any]:
-    """What a function, an object or a container has at hand."""
+    """What a function, an object or a container refers to."""
     if isinstance(value, types.FunctionType):
         code, names = value.__code__, value.__globals__
         cells = [cell.cell_contents for cell in value.__closure__ or () if _is_filled(cell)]

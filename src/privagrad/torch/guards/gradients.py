@@ -88,16 +88,18 @@ def _dense(gradient: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def squares_of(uses: list[PerExampleGradient]) -> list[float]:
+def squares_of(gradients: list[PerExampleGradient]) -> list[float]:
     """The squared norm of each example's gradient of a parameter, as the engine has it."""
-    scales = [Scale.ball(as_matrix(use.parameter)[use.part]) for use in uses]
-    squares = [use.squares(scale).double() for use, scale in zip(uses, scales, strict=True)]
+    scales = [Scale.ball(as_matrix(own.parameter)[own.part]) for own in gradients]
+    squares = [
+        own.squared_norms(scale).double() for own, scale in zip(gradients, scales, strict=True)
+    ]
     return [max(float(square), 0.0) for square in torch.stack(squares).sum(0)]
 
 
 @torch.no_grad()
 def differences(
-    uses: dict[str, list[PerExampleGradient]],
+    gradients: dict[str, list[PerExampleGradient]],
     squares: dict[str, list[float]],
     expected: dict[str, Tensor],
     position: int,
@@ -113,8 +115,8 @@ def differences(
         rough = _COARSE if expected[name].dtype in (torch.float16, torch.bfloat16) else 1.0
         tolerance = rough * (_RELATIVE * sizes[name] + _OF_ALL * whole)
         difference, norm = g, 0.0
-        for use in uses.get(name, []):
-            difference[use.part] -= use.examples(position, position + 1)[0]
+        for own in gradients.get(name, []):
+            difference[own.part] -= own.examples(position, position + 1)[0]
             norm = squares[name][position] ** 0.5
         off = float(difference.norm())
         if off > tolerance:

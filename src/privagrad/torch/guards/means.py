@@ -8,6 +8,7 @@ stays PyTorch's.
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import torch
@@ -15,42 +16,32 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn._reduction import legacy_get_string
 
-from privagrad.torch.guards.trace import Owners, rows_stay_whole
+from privagrad.torch.guards.rows import RowOwners
+from privagrad.torch.guards.trace import rows_stay_whole
 
 
-def _of_examples(
-    func: Any,
-    input: Tensor,
-    target: Tensor,
-    weight: Tensor | None = None,
-    size_average: bool | None = None,
-    ignore_index: int = -100,
-    reduce: bool | None = None,
-    reduction: str = "mean",
-    **options: Any,
-) -> tuple[Tensor, Any]:
+def _of_examples(func: Any, *args: Any, **kwargs: Any) -> tuple[Tensor, Any]:
     """The loss, and how it was made; None for the latter where that is PyTorch's own way."""
-    if size_average is not None or reduce is not None:
-        reduction = legacy_get_string(size_average, reduce)
+    given = inspect.signature(func).bind(*args, **kwargs).arguments
+    input, target, weight = given.pop("input"), given.pop("target"), given.pop("weight", None)
+    averages, reduces = given.pop("size_average", None), given.pop("reduce", None)
+    reduction = given.pop("reduction", "mean")
+    if averages is not None or reduces is not None:
+        reduction = legacy_get_string(averages, reduces)
+    options: dict[str, Any] = {"ignore_index": -100, **given}
     guard, node = getattr(input, "guard", None), getattr(input, "node", None)
-    options = {"ignore_index": ignore_index, **options}
 
     def as_pytorch() -> tuple[Tensor, None]:
         with torch._C.DisableTorchFunctionSubclass():
             loss: Tensor = func(input, target, weight, reduction=reduction, **options)
             return loss.as_subclass(type(input)), None
 
-    if (
-        reduction != "mean"
-        or not input.requires_grad
-        or guard is None
-        or node is None
-        or target.is_floating_point()
-        or not target.numel()
-    ):
+    if reduction != "mean" or not input.requires_grad or guard is None or node is None:
+        return as_pytorch()
+    if target.is_floating_point() or not target.numel():
         return as_pytorch()
     with torch._C.DisableTorchFunctionSubclass():
-        counted = target != ignore_index
+        counted = target != options["ignore_index"]
         uneven = weight is not None or not bool(counted.all())
         owners = guard.owners(node, input)
         if owners is None or owners.rows.shape != target.shape:
@@ -86,7 +77,7 @@ def own_means(
     input: Tensor,
     target: Tensor,
     weight: Tensor | None,
-    owners: Owners,
+    owners: RowOwners,
     options: dict[str, Any],
 ) -> tuple[Tensor, Tensor]:
     """The losses of all rows; the mean over examples of the means over each example's own rows."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from privagrad.torch.guards.recorder import Recorder
@@ -13,7 +14,7 @@ from privagrad.torch.guards.structure import tensors_of
 from privagrad.torch.per_example.layout import (
     ROUNDING,
     Layout,
-    Mixed,
+    MixedExamplesError,
     ObservedTensor,
     learned_layout,
     mixed,
@@ -24,7 +25,7 @@ Layouts = dict[object, Layout | None]
 
 
 @dataclass
-class Observed:
+class ObservedRun:
     """What a module does with some examples."""
 
     observed: list[ObservedTensor]
@@ -35,12 +36,12 @@ class Observed:
 
 
 @dataclass(frozen=True)
-class Learned:
+class LearnedLayouts:
     """Where a pass has its examples, and which of its calls may move them to other rows."""
 
     layouts: Layouts
     moving: frozenset[int]
-    alone: tuple[tuple[int, Observed], ...] = ()
+    alone: tuple[tuple[int, ObservedRun], ...] = ()
 
     @property
     def random(self) -> bool:
@@ -74,11 +75,13 @@ class Learned:
                     "Expected a module that keeps the examples in their rows, found that "
                     f"{recorder.moves[place].name}() moves them by an index or a mask that depends "
                     "on the data: its gradients could not be told apart by example. Mask rows "
-                    "instead of choosing them; for sequences say enforce_sorted=False."
+                    "instead of choosing them; for sequences set enforce_sorted=False."
                 )
 
 
-def refuse_difference(several: Observed, alone: Observed, layouts: Layouts, place: int) -> None:
+def refuse_difference(
+    several: ObservedRun, alone: ObservedRun, layouts: Layouts, place: int
+) -> None:
     """Refuse other values for the example at `place` among several than it has alone."""
     count = several.recorder.count
     for a, b in zip(several.observed, alone.observed, strict=False):
@@ -92,23 +95,23 @@ def refuse_difference(several: Observed, alone: Observed, layouts: Layouts, plac
             raise mixed(a.name)
 
 
-def match(whole: Observed, alone: list[Observed]) -> Layouts:
+def match(together: ObservedRun, alone: list[ObservedRun]) -> Layouts:
     """The layout of everything observed."""
     count = len(alone)
     for one in alone:
-        if [o.key for o in one.observed] != [o.key for o in whole.observed]:
+        if [o.key for o in one.observed] != [o.key for o in together.observed]:
             raise UnverifiedError(
                 "Expected a module that does the same for one example as for several, found that "
                 "it calls other layers. Let it not depend on the number of examples."
             )
     layouts: Layouts = {}
-    for place, several in enumerate(whole.observed):
+    for place, several in enumerate(together.observed):
         singles = [(position, one.observed[place]) for position, one in enumerate(alone)]
         layout = learned_layout(several, singles, count)
         if layout is None:
             _refuse_shared(several, [one for _, one in singles])
         elif several.axis is not None and layout.axis != several.axis:
-            raise Mixed(
+            raise MixedExamplesError(
                 f"Expected the examples in dimension {several.axis} of the input of "
                 f"{several.name}, found them in dimension {layout.axis}: see batch_first."
             )
@@ -116,9 +119,9 @@ def match(whole: Observed, alone: list[Observed]) -> Layouts:
     return layouts
 
 
-def moving_calls(whole: Observed, alone: list[Observed]) -> frozenset[int]:
+def moving_calls(together: ObservedRun, alone: list[ObservedRun]) -> frozenset[int]:
     """The calls that index a dimension which has the examples, by their place."""
-    several, single = whole.recorder.moves, alone[0].recorder.moves
+    several, single = together.recorder.moves, alone[0].recorder.moves
     if len(several) != len(single):
         return frozenset(range(len(several)))
     pairs = enumerate(zip(several, single, strict=True))
@@ -128,9 +131,23 @@ def moving_calls(whole: Observed, alone: list[Observed]) -> frozenset[int]:
 def _refuse_shared(several: ObservedTensor, alone: list[ObservedTensor]) -> None:
     """Refuse what has no examples where a layer needs them, or differs from example to example."""
     if several.leading and not several.shared:
-        raise Mixed(
+        raise MixedExamplesError(
             f"Expected {several.name} to work on the examples of the batch, found an input of "
             f"shape {tuple(several.tensor.shape)} that is the same for every batch: its gradient "
             "cannot be told apart by example. Repeat its input for every example, for instance "
             "with expand(batch_size, ...)."
         )
+
+
+def refuse_memory(runs: list[ObservedRun]) -> None:
+    """Refuse buffers into which a pass writes what depends on its examples."""
+    first = runs[0].written
+    for other in (run.written for run in runs[1:]):
+        for name in first.keys() | other.keys():
+            a, b = first.get(name), other.get(name)
+            if a is None or b is None or not torch.equal(a, b):
+                raise UnverifiedError(
+                    f"Expected buffers that do not depend on the data, found that a forward "
+                    f"pass writes statistics of its examples into {name}: they would be "
+                    "released with the module, unprotected. Do not track statistics."
+                )

@@ -1,11 +1,12 @@
-"""Which example each row of a table belongs to, that was computed from a module's output."""
+"""Which example each row of a table belongs to that was computed from a module's output."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from privagrad.torch.guards.trace import Leaf, Output, Replay, TraceNode, run_again
+from privagrad.torch.guards.replay import Replay, run_again
+from privagrad.torch.guards.trace import Leaf, Output, TraceNode
 
 _CLOSE = 1e-3
 

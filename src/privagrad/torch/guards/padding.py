@@ -6,7 +6,7 @@ be the same at any length.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -15,9 +15,10 @@ from torch import Tensor
 from torch.utils._pytree import tree_unflatten
 
 from privagrad.torch.guards.refusals import BROKEN
-from privagrad.torch.guards.trace import Leaf, Replay, TraceNode, history, run_again
+from privagrad.torch.guards.replay import Replay, run_again
+from privagrad.torch.guards.trace import Leaf, TraceNode, history
 from privagrad.torch.guards.traced import node_of, untraced
-from privagrad.torch.per_example.layout import input_leaves, same, take
+from privagrad.torch.per_example.layout import Layout, input_leaves, same, take
 
 
 def padded_examples(steps: Iterable[TraceNode]) -> list[int]:
@@ -57,15 +58,15 @@ def unpadded(
     `single` are the same for this example with padding, for those that are not of the batch. What
     they are is not always clear: the likeliest come first.
     """
-    histories = [history(node_of(value)) for value in values]
-    leaves = [step for steps in histories for step in steps if isinstance(step, Leaf)]
+    traces = [history(node_of(value)) for value in values]
+    leaves = [leaf for trace in traces for leaf in trace.leaves]
     for view in without_padding(leaves, example, Replay(count, [example])):
         own: list[Any] = []
         with suppress(*BROKEN):
-            for steps, alone in zip(histories, single, strict=True):
-                if steps:
-                    rows = {id(f): unpadded_rows(f, view) for f in steps if isinstance(f, Leaf)}
-                    own.append(run_again(steps, rows, view))
+            for trace, alone in zip(traces, single, strict=True):
+                if trace:
+                    rows = {id(leaf): unpadded_rows(leaf, view) for leaf in trace.leaves}
+                    own.append(run_again(trace, rows, view))
                 else:
                     own.append(view.shortened(alone) if isinstance(alone, Tensor) else alone)
             yield own
@@ -87,6 +88,23 @@ def same_but_for_padding(padded: Tensor, own: Tensor) -> bool:
         return False
     common = tuple(slice(0, min(a, b)) for a, b in zip(padded.shape, own.shape, strict=True))
     return same(padded[common], own[common])
+
+
+def same_outputs_but_for_padding(
+    padded: list[Tensor],
+    alone: list[Tensor],
+    layouts: Mapping[object, Layout | None],
+    count: int,
+    example: int,
+) -> bool:
+    """Whether outputs of the batch are, for one example, those of the example alone."""
+    for place, (several, one) in enumerate(zip(padded, alone, strict=True)):
+        layout = layouts.get(("output", place))
+        if layout is not None and not same_but_for_padding(
+            layout.split(several, count)[example], layout.split(one, 1)[0]
+        ):
+            return False
+    return True
 
 
 def same_gradient(padded: Tensor, own: Tensor) -> bool:

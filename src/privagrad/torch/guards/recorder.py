@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from privagrad.torch.guards.determinism import DRAWS, Drawn
+from privagrad.torch.guards.random_functions import DRAWS, RandomDraws
 
 _QUIET = frozenset({"__get__", "size", "dim", "__len__", "numel", "_set_grad_enabled"})
 _READS = frozenset({"item", "tolist", "__bool__", "__float__", "__int__", "__index__", "numpy"})
@@ -28,7 +28,7 @@ _BY_MASK = frozenset(
 )  # fmt: skip
 
 
-class Move(NamedTuple):
+class RowMove(NamedTuple):
     """A call that may put rows elsewhere: the sizes it indexes, and whether rows stay in place."""
 
     name: str
@@ -41,19 +41,19 @@ class Recorder(TorchFunctionMode):
 
     `signature` is equal for passes that do the same with another number of examples. `moves` are
     the calls in which numbers out of the data say which row goes where; `packed` are the lengths of
-    packed sequences, whose rows are nobody's in particular; `reads` says that Python has seen
+    packed sequences, whose rows cannot be told apart by example; `reads` says that Python has seen
     numbers out of the data, on which it may decide what to compute; `drawn` are random numbers, on
-    which it may decide as well. What happens inside of a layer
-    is not noted; with `quiet`, no other function mode sees it either.
+    which it may decide as well. What happens inside of a layer is not noted; with `quiet`, no other
+    function mode sees it either.
     """
 
     def __init__(self, count: int, public: frozenset[int], quiet: bool = True) -> None:
         super().__init__()
         self.count, self.public, self.quiet = count, public, quiet
-        self.moves: list[Move] = []
+        self.moves: list[RowMove] = []
         self.packed: set[int] = set()
         self.reads = False
-        self.drawn = Drawn()
+        self.drawn = RandomDraws()
         self._calls: list[Any] = []
         self._inside = self._sorted = False
 
@@ -118,7 +118,7 @@ class Recorder(TorchFunctionMode):
             target = given[1]
             if isinstance(target, Tensor) and id(target) not in self.public:
                 stays = self._is_own(given[0])
-                self.moves.append(Move(name, (target.shape[0],), stays))
+                self.moves.append(RowMove(name, (target.shape[0],), stays))
             return
         if not isinstance(target, Tensor) or id(target) in self.public:
             return
@@ -140,9 +140,9 @@ class Recorder(TorchFunctionMode):
             dim = dim if -target.dim() <= dim < target.dim() else -1
             index = next((x for x in given[1:] if isinstance(x, Tensor)), None)
             stays = index is not None and index.dim() == 1 and self._is_own(index)
-            self.moves.append(Move(name, (target.shape[dim],), stays))
+            self.moves.append(RowMove(name, (target.shape[dim],), stays))
         elif name in _BY_MASK:
-            self.moves.append(Move(name, tuple(target.shape), False))
+            self.moves.append(RowMove(name, tuple(target.shape), False))
 
     def _note_index(self, name: str, target: Tensor, index: Any) -> None:
         """target[index]: which of its sizes are indexed by tensors."""
@@ -163,7 +163,7 @@ class Recorder(TorchFunctionMode):
             elif part is not None:
                 dim += 1
         if sizes:
-            self.moves.append(Move(name, tuple(sizes), stays))
+            self.moves.append(RowMove(name, tuple(sizes), stays))
 
     def _is_own(self, index: Tensor) -> bool:
         """Whether an index takes every example from its own row."""

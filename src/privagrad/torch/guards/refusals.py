@@ -5,6 +5,12 @@ from __future__ import annotations
 BROKEN = (RuntimeError, IndexError, ValueError, AssertionError, TypeError, KeyError)
 """What computing something again for other examples may end in."""
 
+ADVICE = (
+    "Compute the loss of each example by itself and take the mean or the sum; or hand over the "
+    "criterion, which is then evaluated example by example: see PerExampleLoss."
+)
+"""What to do about a loss that is refused."""
+
 
 class UnverifiedError(RuntimeError):
     """What the engine computes for an example cannot be shown to be that example's gradient."""
@@ -28,7 +34,7 @@ def untried(error: Exception) -> UntriedError:
         "Expected a module that runs on a few examples of the batch, and on one alone, so that it "
         f"can be verified; found {type(error).__name__}: {error}. Let the module take any number "
         "of examples in its inputs' first dimension (or set batch_first). If you vouch yourself "
-        "that it treats every example by itself, say verify=False to make_private."
+        "that it treats every example by itself, pass verify=False to make_private."
     )
     reason.__cause__ = error
     return reason

@@ -7,23 +7,17 @@ import math
 import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from privagrad.torch.guards.determinism import Deterministic, normals, random_state_kept, seed
+from privagrad.torch.guards.determinism import normals, random_state_kept, seed
+from privagrad.torch.guards.random_functions import Deterministic
 from privagrad.torch.guards.refusals import BROKEN
-from privagrad.torch.guards.trace import (
-    Leaf,
-    Output,
-    Replay,
-    SeparateLoss,
-    TraceNode,
-    history,
-    row_layouts,
-    run_again,
-)
+from privagrad.torch.guards.replay import Replay, run_again
+from privagrad.torch.guards.rows import row_layouts
+from privagrad.torch.guards.trace import Leaf, Output, SeparateLoss, Trace, TraceNode, history
 from privagrad.torch.per_example.layout import ROUNDING, Layout, magnitudes, same
 
 EXAMPLES = 4
@@ -36,10 +30,38 @@ _STRANGE = (0, 1, -1, -100, 7, float("nan"))
 _GUESSES = 12
 
 
-def constant_layouts(steps: list[TraceNode], count: int) -> list[dict[int, Layout]]:
+@dataclass(frozen=True)
+class Changes:
+    """Other values for the examples that are not kept.
+
+    Attributes
+    ----------
+    kept : sequence of bool
+        Which examples stay as they are.
+    noise : float
+        Noise on outputs, over their size.
+    strange : float or None
+        A value for tensors of the batch; None: they stay as they are.
+    """
+
+    kept: Sequence[bool]
+    noise: float = 0.0
+    strange: float | None = None
+
+    def applied_to(self, leaf: Leaf, rows: Tensor) -> Tensor:
+        if isinstance(leaf, Output) and rows.is_floating_point():
+            return _disturbed(leaf, rows, self.kept, self.noise)
+        if isinstance(leaf, SeparateLoss):
+            return rows + self.noise
+        if self.strange is not None and leaf.layout is not None:
+            return _changed(leaf, rows, self.kept, self.strange)
+        return rows
+
+
+def constant_layouts(trace: Trace, count: int) -> list[dict[int, Layout]]:
     """Which constants have a row for each example, the likeliest first."""
     tensors = {
-        id(c): c for s in steps for c in s.constants if isinstance(c, Tensor) and c.dim() > 0
+        id(c): c for s in trace for c in s.constants if isinstance(c, Tensor) and c.dim() > 0
     }
     options = {key: list(row_layouts(t.shape, count)) for key, t in tensors.items()}
     options = {key: found for key, found in options.items() if found}
@@ -53,18 +75,17 @@ def constant_layouts(steps: list[TraceNode], count: int) -> list[dict[int, Layou
 
 
 def mixing_in(
-    steps: list[TraceNode],
-    leaves: list[Leaf],
+    trace: Trace,
     view: Replay,
     reduction: str,
 ) -> str:
     """How an example's gradient depends on other examples; empty if it does not."""
     examples, size = view.examples, len(view.examples)
-    together = gradients_of(steps, leaves, view)
+    together = gradients_of(trace, view)
     factor = size if reduction == "mean" else 1
     for position, example in enumerate(examples):
-        alone = gradients_of(steps, leaves, replace(view, examples=[example]))
-        for leaf, several, one in zip(leaves, together, alone, strict=True):
+        alone = gradients_of(trace, replace(view, examples=[example]))
+        for leaf, several, one in zip(trace.leaves, together, alone, strict=True):
             if several is None or one is None:
                 continue
             if isinstance(leaf, SeparateLoss):
@@ -79,11 +100,11 @@ def mixing_in(
     for kept, (change, strange) in itertools.product(_halves(size), changes):
         others = replace(view, examples=_others(examples, kept, view.count))
         try:
-            after = gradients_of(steps, leaves, others, kept, change, strange)
+            after = gradients_of(trace, others, Changes(kept, change, strange))
         except BROKEN:
             # Such as probabilities that noise has made larger than 1, or a class that is none.
             continue
-        for leaf, a, b in zip(leaves, together, after, strict=True):
+        for leaf, a, b in zip(trace.leaves, together, after, strict=True):
             if a is None or b is None:
                 continue
             if leaf.layout is not None:
@@ -109,52 +130,57 @@ def _others(examples: Sequence[int], kept: Sequence[bool], count: int) -> list[i
     return [e if keep else pool.pop() for e, keep in zip(examples, kept, strict=True)]
 
 
-def alone_gradients(
-    steps: list[TraceNode], leaves: list[Leaf], view: Replay
-) -> list[tuple[Output, int, Tensor]]:
+def alone_gradients(trace: Trace, view: Replay) -> list[tuple[Output, int, Tensor]]:
     """The gradients of the loss of each example alone in the module's outputs."""
     return [
         (leaf, example, gradient)
         for example in view.examples
         for leaf, gradient in zip(
-            leaves, gradients_of(steps, leaves, replace(view, examples=[example])), strict=True
+            trace.leaves, gradients_of(trace, replace(view, examples=[example])), strict=True
         )
         if isinstance(leaf, Output) and gradient is not None
     ]
 
 
 def gradients_of(
-    steps: list[TraceNode],
-    leaves: list[Leaf],
+    trace: Trace,
     view: Replay,
-    kept: Sequence[bool] | None = None,
-    change: float = 0.0,
-    strange: float | None = None,
+    changes: Changes | None = None,
     rows: Callable[[Leaf, Replay], Tensor] = lambda leaf, view: leaf.rows(view.examples),
 ) -> list[Tensor | None]:
-    """Of the loss of some examples in the outputs; what belongs to those not kept is changed.
+    """Of the loss of some examples in the outputs.
 
-    `rows` are the values that leaves have for the examples.
+    Parameters
+    ----------
+    trace : Trace
+        Of the loss.
+    view : Replay
+        Which examples, and how constants are read.
+    changes : Changes, optional
+        To the values of other examples.
+    rows : callable of Leaf and Replay
+        The values that a leaf has for the examples.
+
+    Returns
+    -------
+    list of Tensor or None
+        One for each leaf; None where it has no gradient.
     """
     seed()
     values: dict[int, Tensor] = {}
     roots: list[Tensor] = []
     with torch.enable_grad():
-        for leaf in leaves:
+        for leaf in trace.leaves:
             own = rows(leaf, view)
-            if kept is not None and isinstance(leaf, Output) and own.is_floating_point():
-                own = _disturbed(leaf, own, kept, change)
-            elif kept is not None and isinstance(leaf, SeparateLoss):
-                own = own + change
-            elif kept is not None and strange is not None and leaf.layout is not None:
-                own = _changed(leaf, own, kept, strange)
+            if changes is not None:
+                own = changes.applied_to(leaf, own)
             if leaf.differentiable:
                 own = own.detach().requires_grad_()
                 roots.append(own)
             values[id(leaf)] = own
-        loss = run_again(steps, values, view)
+        loss = run_again(trace, values, view)
         found = iter(torch.autograd.grad(loss, roots, allow_unused=True, materialize_grads=True))
-    return [next(found) if leaf.differentiable else None for leaf in leaves]
+    return [next(found) if leaf.differentiable else None for leaf in trace.leaves]
 
 
 def _disturbed(leaf: Leaf, rows: Tensor, kept: Sequence[bool], change: float) -> Tensor:
@@ -180,38 +206,35 @@ def depends_on_others(node: TraceNode, rows_may_be_chosen: bool = False) -> bool
     None where it cannot be computed for some examples alone. With `rows_may_be_chosen`, a value
     that has as many rows as the data say is for others to follow.
     """
-    steps = history(node)
-    leaves = [s for s in steps if isinstance(s, Leaf)]
-    count = max((leaf.count for leaf in leaves), default=0)
-    if count < 2 or any(leaf.layout is None for leaf in leaves):
+    trace = history(node)
+    count = trace.n_examples
+    if count < 2 or any(leaf.layout is None for leaf in trace.leaves):
         return False
     size = min(count, EXAMPLES)
     # In their order: a constant index that permutes all of them stays what it is.
     examples = sorted(random.Random().sample(range(count), size))
     with Deterministic(), random_state_kept(), torch.no_grad():
         found = [
-            _changed_rows(steps, leaves, Replay(count, examples, axes), rows_may_be_chosen)
-            for axes in constant_layouts(steps, count)
+            _changed_rows(trace, Replay(count, examples, axes), rows_may_be_chosen)
+            for axes in constant_layouts(trace, count)
         ]
     return False if False in found else True if True in found else None
 
 
-def _changed_rows(
-    steps: list[TraceNode], leaves: list[Leaf], view: Replay, rows_may_be_chosen: bool
-) -> bool | None:
+def _changed_rows(trace: Trace, view: Replay, rows_may_be_chosen: bool) -> bool | None:
     """Whether kept rows change; None where the value cannot be computed."""
     decided: bool | None = None
     # What is missing may be filled in from others.
     for rows in (_usual, _with_missing):
         try:
-            before = run_again(steps, {id(f): rows(f, view) for f in leaves}, view)
+            before = run_again(trace, {id(f): rows(f, view) for f in trace.leaves}, view)
         except BROKEN:
             continue
         results = []
         for kept, strange in itertools.product(_halves(len(view.examples)), (None, *_STRANGE)):
-            values = {id(f): _changed(f, rows(f, view), kept, strange) for f in leaves}
+            values = {id(f): _changed(f, rows(f, view), kept, strange) for f in trace.leaves}
             with suppress(*BROKEN):
-                results.append((run_again(steps, values, view), kept))
+                results.append((run_again(trace, values, view), kept))
         if any(after.shape != before.shape for after, _ in results):
             return not rows_may_be_chosen
         if any(_differ(before, after, kept) for after, kept in results):

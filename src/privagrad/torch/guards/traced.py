@@ -59,44 +59,61 @@ class TracedTensor(torch.Tensor):
         if func in _SILENT:
             return super().__torch_function__(func, types, args, kwargs)
         with torch._C.DisableTorchFunctionSubclass():
-            given, structure = tree_flatten([args, kwargs])
-            versions = [_version(x) for x in given]
-            nodes = [node_of(x) for x in given]
-            guard = next((x.guard for x in given if isinstance(x, TracedTensor) and x.guard), None)
-            before = _own_target(func, given, nodes)
+            call = _Call(func, args, kwargs)
         made: tuple[Any, ...] | None = None
-        if func in MEANS and guard is not None:
+        if func in MEANS and call.guard is not None:
             result, made = MEANS[func](func, *args, **kwargs)
         else:
             result = super().__torch_function__(func, types, args, kwargs)
-        if guard is None or all(node is None for node in nodes):
+        if call.guard is None or all(node is None for node in call.nodes):
             return result
         with torch._C.DisableTorchFunctionSubclass():
-            if func in _NUMBERS:
-                guard.escaped(result, nodes[0])
-                if func in _MARKED:
-                    return of_batch(result)
-                return result
-            if func in _READS or (func in _SIZES and _chosen(nodes[0])):
-                guard.read()
-                return result
-            traced = [x if node is None else node for x, node in zip(given, nodes, strict=True)]
-            made = made or (func, *tree_unflatten(traced, structure))
-            if func in _SQUEEZES and len(given) == 1:
-                # A single example would lose its dimension too.
-                single = tuple(dim for dim, size in enumerate(given[0].shape) if size == 1)
-                made = (func, [traced[0], single], {})
-            if before is not None and isinstance(result, TracedTensor):
-                # What is returned can be computed again, from the tensor as it was.
-                made = (func, *tree_unflatten([before, *traced[1:]], structure))
-                _set(result, guard, made, 0, True)
-            for place, x in enumerate(given):
-                if isinstance(x, Tensor) and _version(x) != versions[place]:
-                    _set(x, guard, made, place, True)
-            known = {id(x) for x in (*given, result if before is not None else None)}
-            for place, leaf in enumerate(tree_flatten(result)[0]):
-                if isinstance(leaf, TracedTensor) and id(leaf) not in known:
-                    _set(leaf, guard, made, place, False)
+            return call.followed(result, made)
+
+
+class _Call:
+    """A call of a function of PyTorch, as it is before the function runs."""
+
+    def __init__(self, func: Any, args: Any, kwargs: Any) -> None:
+        self.func = func
+        self.given, self.structure = tree_flatten([args, kwargs])
+        self.versions = [_version(x) for x in self.given]
+        self.nodes = [node_of(x) for x in self.given]
+        guards = (x.guard for x in self.given if isinstance(x, TracedTensor) and x.guard)
+        self.guard: Any = next(guards, None)
+        self.target = _own_target(func, self.given, self.nodes)
+
+    def followed(self, result: Any, made: tuple[Any, ...] | None) -> Any:
+        """`result`, with its tensors and those that the call has changed traced.
+
+        `made` is how the result is computed, where that is not by the function itself.
+        """
+        func, guard = self.func, self.guard
+        if func in _NUMBERS:
+            guard.escaped(result, self.nodes[0])
+            return of_batch(result) if func in _MARKED else result
+        if func in _READS or (func in _SIZES and _chosen(self.nodes[0])):
+            guard.read()
+            return result
+        traced = [
+            x if node is None else node for x, node in zip(self.given, self.nodes, strict=True)
+        ]
+        made = made or (func, *tree_unflatten(traced, self.structure))
+        if func in _SQUEEZES and len(self.given) == 1:
+            # A single example would lose its dimension too.
+            single = tuple(dim for dim, size in enumerate(self.given[0].shape) if size == 1)
+            made = (func, [traced[0], single], {})
+        if self.target is not None and isinstance(result, TracedTensor):
+            # What is returned can be computed again, from the tensor as it was.
+            made = (func, *tree_unflatten([self.target, *traced[1:]], self.structure))
+            _set(result, guard, made, 0, True)
+        for place, x in enumerate(self.given):
+            if isinstance(x, Tensor) and _version(x) != self.versions[place]:
+                _set(x, guard, made, place, True)
+        known = {id(x) for x in (*self.given, result if self.target is not None else None)}
+        for place, leaf in enumerate(tree_flatten(result)[0]):
+            if isinstance(leaf, TracedTensor) and id(leaf) not in known:
+                _set(leaf, guard, made, place, False)
         return result
 
 

@@ -1,7 +1,8 @@
-"""How examples meet parameters: norms, weighted sums and squares of per-example gradients.
+"""Per-example gradients: their norms, weighted sums and sums of squares.
 
-A use knows the gradient of every example with respect to one parameter without holding it:
-a parameter is a matrix of m rows (its first dimension) and n columns, the gradients are (b, m, n).
+A `PerExampleGradient` has the gradients of all examples with respect to one parameter, mostly
+without holding them: a parameter is a matrix of m rows (its first dimension) and n columns, the
+gradients of b examples are (b, m, n).
 """
 
 from __future__ import annotations
@@ -16,10 +17,10 @@ from torch import Tensor
 from privagrad.torch.scales import Scale, accurate, as_matrix
 
 _CACHED = 2**20
-"""Numbers that stay close to the processor: examples are taken in chunks of about that size."""
+"""Numbers that fit into a processor's cache: examples are taken in chunks of about that size."""
 
 _DOUBTFUL = 2.0**-12
-"""Squared norms below this part of what they could be have lost digits: they are taken again."""
+"""Squared norms below this part of what they could be have lost digits: they are recomputed."""
 
 _CANCELLED = 2.0**-15
 """Norms are taken to be at least this part of what they could be, so that what rounding leaves in
@@ -39,19 +40,19 @@ class PerExampleGradient(ABC):
         """The gradients of some examples, (stop - start, m, n), in memory of their own."""
 
     @abstractmethod
-    def total(self, weights: Tensor) -> Tensor:
+    def weighted_sum(self, weights: Tensor) -> Tensor:
         """Σ_i weights_i g_i, (m, n)."""
 
     @abstractmethod
-    def keep(self, examples: Tensor) -> None:
+    def keep_only(self, examples: Tensor) -> None:
         """Set the gradients of all other examples to 0, whatever they hold."""
 
-    def squares(self, scale: Scale) -> Tensor:
+    def squared_norms(self, scale: Scale) -> Tensor:
         """Σ_jk C_jk g_ijk² for each example, (b,)."""
         parts = [scale.squared_norms(g) for g in self.chunks()]
         return torch.cat(parts)
 
-    def moments(self) -> Tensor:
+    def sum_of_squares(self) -> Tensor:
         """Σ_i g_i², (m, n)."""
         total: Tensor | None = None
         for g in self.chunks():
@@ -60,13 +61,13 @@ class PerExampleGradient(ABC):
         assert total is not None
         return total
 
-    def row_moments(self) -> Tensor:
+    def row_sums_of_squares(self) -> Tensor:
         """Σ_i Σ_k g_ijk² of every row j, (m,)."""
-        return self.moments().sum(1)
+        return self.sum_of_squares().sum(1)
 
-    def settled(self, sums: Sequence[tuple[Tensor, Tensor]], scale: Scale) -> Tensor:
-        """Squared norms out of `sums_of_products`, with those taken again in which terms cancel."""
-        squares, largest = (torch.cat(each) for each in zip(*sums, strict=True))
+    def with_exact_small_norms(self, sums: Sequence[tuple[Tensor, Tensor]], scale: Scale) -> Tensor:
+        """Squared norms out of `sums_of_products`; recomputed for examples whose terms cancel."""
+        squares, largest = (torch.cat(parts) for parts in zip(*sums, strict=True))
         for i in (squares < _DOUBTFUL * largest).nonzero()[:, 0].tolist():
             squares[i] = scale.double().squared_norms(self.exact_example(i))[0]
         return torch.maximum(squares, _CANCELLED**2 * largest)
@@ -86,8 +87,8 @@ class PerExampleGradient(ABC):
         return as_matrix(self.parameter)[self.part].numel()
 
 
-class Direct(PerExampleGradient):
-    """Gradients that are there: of biases, gains, and whatever no layer of ours knows."""
+class DenseGradient(PerExampleGradient):
+    """Gradients that are held: of biases, gains, and modules without a layer of their own."""
 
     def __init__(self, parameter: Tensor, gradients: Tensor, part: slice = ALL) -> None:
         super().__init__(parameter, gradients.shape[0], part)
@@ -97,15 +98,20 @@ class Direct(PerExampleGradient):
     def examples(self, start: int, stop: int) -> Tensor:
         return self.gradients[start:stop].clone()
 
-    def total(self, weights: Tensor) -> Tensor:
+    def weighted_sum(self, weights: Tensor) -> Tensor:
         return torch.tensordot(weights.to(self.gradients.dtype), self.gradients, 1)
 
-    def keep(self, examples: Tensor) -> None:
+    def keep_only(self, examples: Tensor) -> None:
         self.gradients = self.gradients.masked_fill(~examples[:, None, None], 0.0)
 
 
-class Outer(PerExampleGradient):
-    """Σ_t d_it a_itᵀ: of a matrix with inputs a (b, T, n) and output gradients d (b, T, m)."""
+class OuterProductGradient(PerExampleGradient):
+    """Σ_t d_it a_itᵀ: of a matrix with inputs a (b, T, n) and output gradients d (b, T, m).
+
+    `buffer` is whatever owns the memory of d: it lives as long as the gradients.
+    """
+
+    buffer: object = None
 
     def __init__(
         self, parameter: Tensor, inputs: Tensor, gradients: Tensor, part: slice = ALL
@@ -115,13 +121,13 @@ class Outer(PerExampleGradient):
         self.inputs, self.gradients = inputs.to(kind), gradients.to(kind)
 
     @classmethod
-    def joined(cls, uses: Sequence[Outer]) -> Outer:
-        """Several uses of the same rows by the same examples: one after the other."""
-        first = uses[0]
+    def joined(cls, gradients: Sequence[OuterProductGradient]) -> OuterProductGradient:
+        """The sum of gradients of the same rows and examples: their terms one after the other."""
+        first = gradients[0]
         return cls(
             first.parameter,
-            torch.cat([use.inputs for use in uses], 1),
-            torch.cat([use.gradients for use in uses], 1),
+            torch.cat([own.inputs for own in gradients], 1),
+            torch.cat([own.gradients for own in gradients], 1),
             first.part,
         )
 
@@ -131,22 +137,22 @@ class Outer(PerExampleGradient):
     def exact_example(self, i: int) -> Tensor:
         return (self.gradients[i].double().T @ self.inputs[i].double())[None]
 
-    def squares(self, scale: Scale) -> Tensor:
+    def squared_norms(self, scale: Scale) -> Tensor:
         _, steps, m = self.gradients.shape
         n = self.inputs.shape[2]
         if steps == 1:
-            return self._squares_of_single_rows(scale)
+            return self._squared_norms_of_single_rows(scale)
         if scale.entries is None and steps * (m + n) < m * n:
-            return self._squares_by_gram_matrices(scale)
-        return self._squares_in_cache(scale)
+            return self._squared_norms_by_gram_matrices(scale)
+        return self._squared_norms_in_cache(scale)
 
-    def _squares_of_single_rows(self, scale: Scale) -> Tensor:
+    def _squared_norms_of_single_rows(self, scale: Scale) -> Tensor:
         a, d = self.inputs[:, 0].square(), self.gradients[:, 0].square()
         if scale.entries is None:
             return torch.mv(a, scale.columns) * torch.mv(d, scale.rows)
         return (torch.mm(d, scale.entries) * a).sum(1)
 
-    def _squares_by_gram_matrices(self, scale: Scale) -> Tensor:
+    def _squared_norms_by_gram_matrices(self, scale: Scale) -> Tensor:
         """‖Σ_t d_t a_tᵀ‖² = Σ_tt' ⟨d_t, d_t'⟩ ⟨a_t, a_t'⟩, in coordinates where C is 1."""
         _, steps, m = self.gradients.shape
         size = max(1, _CACHED // (steps * (m + self.inputs.shape[2])))
@@ -156,9 +162,9 @@ class Outer(PerExampleGradient):
             products = torch.bmm(a * scale.columns, a.transpose(1, 2))
             products *= torch.bmm(d * scale.rows, d.transpose(1, 2))
             parts.append(sums_of_products(products))
-        return self.settled(parts, scale)
+        return self.with_exact_small_norms(parts, scale)
 
-    def _squares_in_cache(self, scale: Scale) -> Tensor:
+    def _squared_norms_in_cache(self, scale: Scale) -> Tensor:
         m, n = self.gradients.shape[2], self.inputs.shape[2]
         size = max(1, _CACHED // (m * n))
         buffer = self.inputs.new_empty(min(size, self.count), m, n)
@@ -177,12 +183,12 @@ class Outer(PerExampleGradient):
         a, d = self.inputs.square() @ scale.columns, self.gradients.square() @ scale.rows
         return torch.maximum(squares, _CANCELLED**2 * (a * d).sqrt_().sum(1).square_())
 
-    def moments(self) -> Tensor:
+    def sum_of_squares(self) -> Tensor:
         if self.inputs.shape[1] == 1:
             return self.gradients[:, 0].square().T @ self.inputs[:, 0].square()
-        return super().moments()
+        return super().sum_of_squares()
 
-    def row_moments(self) -> Tensor:
+    def row_sums_of_squares(self) -> Tensor:
         """Σ_tt' d_tj d_t'j ⟨a_t, a_t'⟩: no gradient is formed."""
         total = self.gradients.new_zeros(self.gradients.shape[2])
         for a, d in zip(self.inputs, self.gradients, strict=True):
@@ -190,7 +196,7 @@ class Outer(PerExampleGradient):
         # Rounding may leave a sum of squares below 0.
         return total.clamp_min_(0.0)
 
-    def total(self, weights: Tensor) -> Tensor:
+    def weighted_sum(self, weights: Tensor) -> Tensor:
         a, d = self.inputs, self.gradients
         w = weights.to(d.dtype)[:, None, None]
         if not d.is_contiguous() and d.transpose(0, 1).is_contiguous():
@@ -199,13 +205,13 @@ class Outer(PerExampleGradient):
         a, d = (a * w, d) if a.shape[2] <= d.shape[2] else (a, d * w)
         return d.reshape(-1, d.shape[2]).T @ a.reshape(-1, a.shape[2])
 
-    def keep(self, examples: Tensor) -> None:
+    def keep_only(self, examples: Tensor) -> None:
         others = ~examples[:, None, None]
         self.inputs = self.inputs.masked_fill(others, 0.0)
         self.gradients = self.gradients.masked_fill(others, 0.0)
 
 
-class Rows(PerExampleGradient):
+class RowLookupGradient(PerExampleGradient):
     """Rows looked up by `index` (b, T), with gradients d (b, T, n); repeated rows are summed."""
 
     def __init__(
@@ -227,19 +233,19 @@ class Rows(PerExampleGradient):
         self.owners, self.rows = pairs // rows, pairs % rows
         self.gradients = flat.new_zeros(len(pairs), flat.shape[1]).index_add_(0, inverse, flat)
 
-    def squares(self, scale: Scale) -> Tensor:
+    def squared_norms(self, scale: Scale) -> Tensor:
         squares = self.gradients.square()
         if scale.entries is None:
-            each = torch.mv(squares, scale.columns) * scale.rows[self.rows]
+            of_rows = torch.mv(squares, scale.columns) * scale.rows[self.rows]
         else:
-            each = (squares * scale.entries[self.rows]).sum(1)
-        return each.new_zeros(self.count).index_add_(0, self.owners, each)
+            of_rows = (squares * scale.entries[self.rows]).sum(1)
+        return of_rows.new_zeros(self.count).index_add_(0, self.owners, of_rows)
 
-    def total(self, weights: Tensor) -> Tensor:
+    def weighted_sum(self, weights: Tensor) -> Tensor:
         weighted = self.gradients * weights.to(self.gradients.dtype)[self.owners, None]
         return self._sum(weighted)
 
-    def moments(self) -> Tensor:
+    def sum_of_squares(self) -> Tensor:
         return self._sum(self.gradients.square())
 
     def _sum(self, values: Tensor) -> Tensor:
@@ -251,36 +257,36 @@ class Rows(PerExampleGradient):
         dense[self.owners[chosen] - start, self.rows[chosen]] = self.gradients[chosen]
         return dense
 
-    def keep(self, examples: Tensor) -> None:
+    def keep_only(self, examples: Tensor) -> None:
         self.gradients = self.gradients.masked_fill(~examples[self.owners, None], 0.0)
 
 
-class Several(PerExampleGradient):
-    """The sum of several uses of one parameter by the same examples: tied weights."""
+class SummedGradient(PerExampleGradient):
+    """The sum of several gradients of one parameter and the same examples: tied weights."""
 
-    def __init__(self, uses: Sequence[PerExampleGradient]) -> None:
-        super().__init__(uses[0].parameter, uses[0].count)
-        self.uses = uses
+    def __init__(self, terms: Sequence[PerExampleGradient]) -> None:
+        super().__init__(terms[0].parameter, terms[0].count)
+        self.terms = terms
 
     def examples(self, start: int, stop: int) -> Tensor:
         matrix = as_matrix(self.parameter)
-        first = self.uses[0].examples(start, stop)
+        first = self.terms[0].examples(start, stop)
         dense = first.new_zeros(stop - start, *matrix.shape)
-        dense[:, self.uses[0].part] = first
-        for use in self.uses[1:]:
-            dense[:, use.part] += use.examples(start, stop)
+        dense[:, self.terms[0].part] = first
+        for term in self.terms[1:]:
+            dense[:, term.part] += term.examples(start, stop)
         return dense
 
-    def total(self, weights: Tensor) -> Tensor:
-        parts = [use.total(weights) for use in self.uses]
-        dense = parts[0].new_zeros(as_matrix(self.parameter).shape)
-        for use, part in zip(self.uses, parts, strict=True):
-            dense[use.part] += part
+    def weighted_sum(self, weights: Tensor) -> Tensor:
+        sums = [term.weighted_sum(weights) for term in self.terms]
+        dense = sums[0].new_zeros(as_matrix(self.parameter).shape)
+        for term, own in zip(self.terms, sums, strict=True):
+            dense[term.part] += own
         return dense
 
-    def keep(self, examples: Tensor) -> None:
-        for use in self.uses:
-            use.keep(examples)
+    def keep_only(self, examples: Tensor) -> None:
+        for term in self.terms:
+            term.keep_only(examples)
 
 
 def sums_of_products(products: Tensor) -> tuple[Tensor, Tensor]:
@@ -289,15 +295,15 @@ def sums_of_products(products: Tensor) -> tuple[Tensor, Tensor]:
     return products.sum((1, 2)), norms.sum(1).square_()
 
 
-def separate(uses: Sequence[PerExampleGradient]) -> list[PerExampleGradient]:
-    """Uses of one parameter by the same examples, as uses of rows that do not overlap."""
-    if len(uses) == 1:
-        return list(uses)
-    parts = [range(*use.part.indices(as_matrix(use.parameter).shape[0])) for use in uses]
+def without_overlap(gradients: Sequence[PerExampleGradient]) -> list[PerExampleGradient]:
+    """Gradients of one parameter and the same examples, summed where their rows overlap."""
+    if len(gradients) == 1:
+        return list(gradients)
+    parts = [range(*own.part.indices(as_matrix(own.parameter).shape[0])) for own in gradients]
     ordered = sorted(parts, key=lambda part: part.start)
     if all(a.stop <= b.start for a, b in pairwise(ordered)):
-        return list(uses)
-    outers = [use for use in uses if type(use) is Outer]
-    if len(outers) == len(uses) and len(set(parts)) == 1:
-        return [Outer.joined(outers)]
-    return [Several(uses)]
+        return list(gradients)
+    outers = [own for own in gradients if type(own) is OuterProductGradient]
+    if len(outers) == len(gradients) and len(set(parts)) == 1:
+        return [OuterProductGradient.joined(outers)]
+    return [SummedGradient(gradients)]

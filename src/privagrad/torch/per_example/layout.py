@@ -83,7 +83,7 @@ class ObservedTensor:
     shared: bool = False
 
 
-class Mixed(ValueError):
+class MixedExamplesError(ValueError):
     """What a module computes for an example depends on the other examples of the batch."""
 
 
@@ -95,27 +95,27 @@ def learned_layout(
     None where it is the same for any number of examples.
     """
     single = alone[0][1].tensor
-    whole = several.tensor
-    sizes = list(zip(whole.shape, single.shape, strict=False))
+    batch = several.tensor
+    sizes = list(zip(batch.shape, single.shape, strict=False))
     differing = [axis for axis, (a, b) in enumerate(sizes) if a != b]
-    if whole.dim() == single.dim() and not differing:
+    if batch.dim() == single.dim() and not differing:
         return None
     axis = differing[0] if differing else -1
     if len(differing) == 1 and axis < several.leading and sizes[axis][0] == count * sizes[axis][1]:
         rows = sizes[axis][1]
         for layout in (Layout(axis), Layout(axis, together=False))[: 2 if rows > 1 else 1]:
-            parts = layout.split(whole, count)
+            parts = layout.split(batch, count)
             if all(same(parts[position], one.tensor, ROUNDING) for position, one in alone):
                 return layout
     # A squeeze() may have taken the dimension of the single example away.
-    squeezed = whole.dim() == single.dim() + 1 and whole.shape[0] == count
-    if squeezed and all(same(whole[position], one.tensor, ROUNDING) for position, one in alone):
+    squeezed = batch.dim() == single.dim() + 1 and batch.shape[0] == count
+    if squeezed and all(same(batch[position], one.tensor, ROUNDING) for position, one in alone):
         return Layout(0)
     raise mixed(several.name)
 
 
-def mixed(name: str) -> Mixed:
-    return Mixed(
+def mixed(name: str) -> MixedExamplesError:
+    return MixedExamplesError(
         f"Expected a module that treats every example by itself, found that {name} "
         "sees other values for an example when other examples are beside it. Statistics over the "
         "batch cannot be private: normalise each example by itself (GroupNorm, LayerNorm), keep "
@@ -194,7 +194,7 @@ def possible_axes(
     # All leaves together have their second choice, such as states of layers.
     second = [options[1] if len(options) > 1 else options[0] for options in choices]
     guesses.append(tuple(second))
-    # All other leaves together are nobody's.
+    # No other leaf belongs to the examples.
     alone = [options[0] if len(options) == 1 else None for options in choices]
     return list(dict.fromkeys([*guesses, tuple(alone)]))
 

@@ -12,8 +12,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from privagrad._internal import validate
-from privagrad.torch.per_example.gradients import Direct, Outer, PerExampleGradient
+from privagrad.torch.per_example.gradients import (
+    DenseGradient,
+    OuterProductGradient,
+    PerExampleGradient,
+)
 from privagrad.torch.per_example.layers._registry import layer
+from privagrad.torch.per_example.layers.linear import projected
 from privagrad.torch.per_example.tape import Tape
 
 _CACHED = 2**20
@@ -30,7 +35,8 @@ class LinearCrossEntropy(nn.Module):
 
     Parameters
     ----------
-    in_features, classes : int
+    in_features : int
+    classes : int
     bias : bool
     ignore_index : int
         Targets that do not count.
@@ -80,8 +86,6 @@ class LinearCrossEntropy(nn.Module):
 def linear_cross_entropy(
     tape: Tape, module: LinearCrossEntropy, x: Tensor, targets: Tensor | None = None
 ) -> Tensor:
-    from privagrad.torch.per_example.layers.linear import projected
-
     if targets is None:
         return projected(tape, module, x, module.weight, module.bias)
     examples = tape.examples(module, x)
@@ -107,11 +111,11 @@ class _Fused(torch.autograd.Function):
     ) -> Tensor:
         flat, aims = x.reshape(-1, x.shape[-1]), targets.reshape(-1)
         counts = aims != module.ignore_index
-        loan = _Loan(module, len(flat), x.dtype)
-        losses = _differences(module, flat, aims, counts, loan.rows)
+        borrowed = _BorrowedBuffer(module, len(flat), x.dtype)
+        losses = _differences(module, flat, aims, counts, borrowed.rows)
         own = counts.view(targets.shape).sum(1)
         total = losses.sum()
-        ctx.tape, ctx.module, ctx.loan = tape, module, loan
+        ctx.tape, ctx.module, ctx.borrowed = tape, module, borrowed
         ctx.count = 0 if tape is None else tape.count
         if module.reduction == "sum":
             ctx.shares = torch.ones(len(own), dtype=x.dtype, device=x.device)
@@ -124,26 +128,26 @@ class _Fused(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Any:
         (x,) = ctx.saved_tensors
-        module, tape, loan = ctx.module, ctx.tape, ctx.loan
+        module, tape, borrowed = ctx.module, ctx.tape, ctx.borrowed
         shares = (ctx.shares * gradient)[:, None, None]
-        d = loan.rows.view(*x.shape[:2], module.classes)
+        d = borrowed.rows.view(*x.shape[:2], module.classes)
         inputs = x * shares
         dx = None
         if ctx.needs_input_grad[2]:
-            dx = (loan.rows @ module.weight.detach()).view(x.shape).mul_(shares)
+            dx = (borrowed.rows @ module.weight.detach()).view(x.shape).mul_(shares)
         if tape is None:
-            dw = loan.rows.T @ inputs.reshape(-1, x.shape[-1])
+            dw = borrowed.rows.T @ inputs.reshape(-1, x.shape[-1])
             db = None if module.bias is None else (d.sum(1) * shares[:, 0]).sum(0)
             return None, None, dx, None, dw, db
 
-        def uses(_: Tensor) -> Iterator[PerExampleGradient]:
-            outer = Outer(module.weight, inputs, d)
-            outer.loan = loan  # type: ignore[attr-defined]
+        def per_example(_: Tensor) -> Iterator[PerExampleGradient]:
+            outer = OuterProductGradient(module.weight, inputs, d)
+            outer.buffer = borrowed
             yield outer
             if module.bias is not None:
-                yield Direct(module.bias, d.sum(1) * shares[:, 0])
+                yield DenseGradient(module.bias, d.sum(1) * shares[:, 0])
 
-        tape.receive(ctx.count, uses, gradient)
+        tape.receive(ctx.count, per_example, gradient)
         return None, None, dx, None, None, None
 
 
@@ -176,19 +180,19 @@ def _differences(
     return losses
 
 
-class _Loan:
-    """A buffer of rows that goes back to its module's shelf when nobody needs it any more.
+class _BorrowedBuffer:
+    """A buffer of rows that its module uses again when nothing refers to it any more.
 
     Fresh memory of that size costs more than what is computed in it.
     """
 
     def __init__(self, module: LinearCrossEntropy, rows: int, dtype: torch.dtype) -> None:
-        shelf = _SHELVES.setdefault(module, [])
-        whole = shelf.pop() if shelf else None
-        if whole is None or len(whole) < rows or whole.dtype != dtype:
-            whole = torch.empty(rows, module.classes, dtype=dtype, device=module.weight.device)
-        self.rows = whole[:rows]
-        weakref.finalize(self, shelf.append, whole)
+        free = _FREE_BUFFERS.setdefault(module, [])
+        buffer = free.pop() if free else None
+        if buffer is None or len(buffer) < rows or buffer.dtype != dtype:
+            buffer = torch.empty(rows, module.classes, dtype=dtype, device=module.weight.device)
+        self.rows = buffer[:rows]
+        weakref.finalize(self, free.append, buffer)
 
 
-_SHELVES: weakref.WeakKeyDictionary[nn.Module, list[Tensor]] = weakref.WeakKeyDictionary()
+_FREE_BUFFERS: weakref.WeakKeyDictionary[nn.Module, list[Tensor]] = weakref.WeakKeyDictionary()

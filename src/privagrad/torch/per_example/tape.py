@@ -1,4 +1,4 @@
-"""What a forward and a backward pass leave behind: the uses of parameters by examples."""
+"""What a forward and a backward pass leave behind: the per-example gradients."""
 
 from __future__ import annotations
 
@@ -10,11 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from privagrad.torch.per_example.gradients import PerExampleGradient, separate
+from privagrad.torch.per_example.gradients import PerExampleGradient, without_overlap
 from privagrad.torch.per_example.layout import Layout, ObservedTensor
 
 Arrange = Callable[[Tensor, int], Tensor]
 Key = tuple[int, int]
+GradientsOf = Callable[[Tensor], Iterable[PerExampleGradient]]
+"""From the gradient of a layer's output to the per-example gradients of its parameters."""
 
 
 class ForwardPass:
@@ -37,16 +39,21 @@ class ForwardPass:
 
 
 class Tape:
-    """Records, during one forward and one backward pass, how examples use parameters.
+    """Records the per-example gradients of one forward and one backward pass.
 
-    Layers call `examples` to learn where the examples are and `tap` to be told the gradient of
+    Layers call `examples` to learn where the examples are and `tap` to receive the gradient of
     their output; the optimizer calls `collect` once afterwards. A copy of a tape is empty and
     records nothing, so that copies of a private module are plain modules.
     """
 
-    def __init__(self, parameters: dict[str, nn.Parameter], batch_first: bool = True) -> None:
+    def __init__(
+        self,
+        parameters: dict[str, nn.Parameter],
+        batch_first: bool = True,
+        loss_reduction: str = "mean",
+    ) -> None:
         self.parameters = parameters
-        self.batch_first = batch_first
+        self.batch_first, self.loss_reduction = batch_first, loss_reduction
         self.open = self.plain = False
         self.layers_entered = 0
         self.drawn: int | None = None
@@ -66,7 +73,7 @@ class Tape:
 
     def forget(self) -> None:
         """Drop what the last backward pass left behind."""
-        self._uses: list[PerExampleGradient] = []
+        self._gradients: list[PerExampleGradient] = []
         self._strays: dict[str, int] = {}
         self._backward: int | None = None
         self._examples = 0
@@ -154,21 +161,19 @@ class Tape:
 
         return arrange
 
-    def tap(self, output: Tensor, uses: Callable[[Tensor], Iterable[PerExampleGradient]]) -> Tensor:
-        """`output`, whose gradient will be handed to `uses` in the backward pass."""
+    def tap(self, output: Tensor, per_example: GradientsOf) -> Tensor:
+        """`output`; the backward pass will hand its gradient to `per_example`."""
         if not torch.is_grad_enabled() or not self.open:
             return output
         root = torch.ones((), requires_grad=True)
-        tapped: Tensor = _Tap.apply(root, output, self, self.count, uses)
+        tapped: Tensor = _Tap.apply(root, output, self, self.count, per_example)
         return tapped
 
-    def receive(
-        self, count: int, uses: Callable[[Tensor], Iterable[PerExampleGradient]], gradient: Tensor
-    ) -> None:
+    def receive(self, count: int, per_example: GradientsOf, gradient: Tensor) -> None:
         """Take what a backward pass brings for a forward pass of `count` examples."""
         self._begin(count)
         if count:
-            self._uses.extend(use for use in uses(gradient) if self.trains(use.parameter))
+            self._gradients.extend(g for g in per_example(gradient) if self.trains(g.parameter))
 
     def _begin(self, count: int) -> None:
         backward = torch._C._current_graph_task_id()
@@ -179,7 +184,7 @@ class Tape:
                 "(torch.autograd.backward, a scripted loss, a loss kept as an attribute of the "
                 "module). Compute the loss from the module's outputs in Python and call its "
                 "backward(), or hand over the criterion: see PerExampleLoss. If you vouch for the "
-                "loss yourself, say verify=False to make_private."
+                "loss yourself, pass verify=False to make_private."
             )
         if self._backward is None:
             self._backward, self._examples = backward, count
@@ -207,7 +212,7 @@ class Tape:
         self._strays[name] = torch._C._current_graph_task_id()
 
     def collect(self) -> tuple[int, dict[str, list[PerExampleGradient]]]:
-        """How many examples there were, and by parameter how they used it."""
+        """How many examples there were, and their gradients by the parameter's name."""
         if self._backward is None:
             raise RuntimeError(
                 "Expected loss.backward() before optimizer.step(), found no private gradients. "
@@ -223,14 +228,14 @@ class Tape:
                 "and leave penalties to the optimizer's weight_decay."
             )
         by_name: dict[str, list[PerExampleGradient]] = {}
-        for use in self._uses:
-            by_name.setdefault(self._names[id(use.parameter)], []).append(use)
+        for gradient in self._gradients:
+            by_name.setdefault(self._names[id(gradient.parameter)], []).append(gradient)
         count = self._examples
         self.forget()
-        return count, {name: separate(uses) for name, uses in by_name.items()}
+        return count, {name: without_overlap(own) for name, own in by_name.items()}
 
 
-class Saved:
+class SavedInput:
     """A tensor that a layer needs again in the backward pass, unchanged."""
 
     def __init__(self, tensor: Tensor) -> None:
@@ -254,11 +259,13 @@ class _Tap(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, root: Tensor, output: Tensor, tape: Tape, count: int, uses: Any) -> Any:
-        ctx.tape, ctx.count, ctx.uses = tape, count, uses
+    def forward(
+        ctx: Any, root: Tensor, output: Tensor, tape: Tape, count: int, per_example: GradientsOf
+    ) -> Tensor:
+        ctx.tape, ctx.count, ctx.per_example = tape, count, per_example
         return output.detach()
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Any:
-        ctx.tape.receive(ctx.count, ctx.uses, gradient.detach())
+        ctx.tape.receive(ctx.count, ctx.per_example, gradient.detach())
         return None, gradient if ctx.needs_input_grad[1] else None, None, None, None

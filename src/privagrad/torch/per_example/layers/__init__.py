@@ -1,4 +1,4 @@
-"""One short file per layer: its forward pass, and how its parameters are used."""
+"""One short file per layer: its forward pass, and the per-example gradients it leaves."""
 
 from __future__ import annotations
 

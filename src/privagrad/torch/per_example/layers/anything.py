@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
-from privagrad.torch.per_example.gradients import Direct, PerExampleGradient
+from privagrad.torch.per_example.gradients import DenseGradient, PerExampleGradient
 from privagrad.torch.per_example.layout import Layout
 from privagrad.torch.per_example.tape import Tape
 
@@ -77,11 +77,11 @@ def _one_by_one(
         stacked: list[Tensor] = vmap(one, in_dims=axes, randomness="different")(parameters, values)
     except RuntimeError:
         # Such as branches that depend on values, which vmap cannot take.
-        each = [
+        results = [
             one({n: p[i] for n, p in parameters.items()}, [v[i] for v in values])
             for i in range(len(values[0]))
         ]
-        stacked = [torch.stack(parts) for parts in zip(*each, strict=True)]
+        stacked = [torch.stack(parts) for parts in zip(*results, strict=True)]
     return stacked
 
 
@@ -128,14 +128,14 @@ def _own(tape: Tape, parameter: nn.Parameter, count: int, padding: int | None) -
     if not tape.trains(parameter):
         return copies
 
-    def uses(gradient: Tensor) -> Iterator[PerExampleGradient]:
+    def per_example(gradient: Tensor) -> Iterator[PerExampleGradient]:
         if padding is not None:
             # PyTorch leaves it out, but not for a parameter of every example.
             gradient = gradient.clone()
             gradient[:, padding] = 0.0
-        yield Direct(parameter, gradient)
+        yield DenseGradient(parameter, gradient)
 
-    return tape.tap(copies.clone(), uses)
+    return tape.tap(copies.clone(), per_example)
 
 
 class _Plain(nn.Module):

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from privagrad.torch.per_example.gradients import ALL, Direct, PerExampleGradient
+from privagrad.torch.per_example.gradients import ALL, DenseGradient, PerExampleGradient
 from privagrad.torch.per_example.layers._registry import layer
 from privagrad.torch.per_example.layers.linear import projected
 from privagrad.torch.per_example.tape import Tape
@@ -98,10 +98,10 @@ def _shifted(tape: Tape, module: nn.Module, x: Tensor, bias: Tensor, part: slice
     """x + b with some entries of b."""
     examples = tape.examples(module, x)
 
-    def uses(gradient: Tensor) -> Iterator[PerExampleGradient]:
-        yield Direct(bias, accurate(examples(gradient, 1)).sum(1), part)
+    def per_example(gradient: Tensor) -> Iterator[PerExampleGradient]:
+        yield DenseGradient(bias, accurate(examples(gradient, 1)).sum(1), part)
 
-    return tape.tap(x + bias.detach()[part], uses)
+    return tape.tap(x + bias.detach()[part], per_example)
 
 
 def _repeated(tape: Tape, module: nn.Module, bias: Tensor, like: Tensor) -> Tensor:
@@ -109,10 +109,10 @@ def _repeated(tape: Tape, module: nn.Module, bias: Tensor, like: Tensor) -> Tens
     copies = bias.detach().expand(like.shape[0], -1, -1).clone()
     examples = tape.examples(module, copies)
 
-    def uses(gradient: Tensor) -> Iterator[PerExampleGradient]:
-        yield Direct(bias, accurate(examples(gradient, 1)).sum(1))
+    def per_example(gradient: Tensor) -> Iterator[PerExampleGradient]:
+        yield DenseGradient(bias, accurate(examples(gradient, 1)).sum(1))
 
-    return tape.tap(copies, uses)
+    return tape.tap(copies, per_example)
 
 
 def _merged(

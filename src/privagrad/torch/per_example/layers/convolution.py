@@ -11,9 +11,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.grad import conv1d_weight, conv2d_weight, conv3d_weight
 
-from privagrad.torch.per_example.gradients import Direct, PerExampleGradient, sums_of_products
+from privagrad.torch.per_example.gradients import (
+    DenseGradient,
+    PerExampleGradient,
+    sums_of_products,
+)
 from privagrad.torch.per_example.layers._registry import frozen, layer
-from privagrad.torch.per_example.tape import Saved, Tape
+from privagrad.torch.per_example.tape import SavedInput, Tape
 from privagrad.torch.scales import Scale, accurate
 
 _WINDOWS = 2**20
@@ -57,16 +61,16 @@ def _padded(tape: Tape, module: Convolving, x: Tensor, padding: tuple[int, ...])
     y: Tensor = _CONVOLVE[dims](
         x, weight.detach(), frozen(bias), module.stride, padding, module.dilation, module.groups
     )
-    examples, saved = tape.examples(module, x, dims + 1), Saved(x)
+    examples, saved = tape.examples(module, x, dims + 1), SavedInput(x)
 
-    def uses(gradient: Tensor) -> Iterator[PerExampleGradient]:
+    def per_example(gradient: Tensor) -> Iterator[PerExampleGradient]:
         d = examples(gradient, dims + 1)
         if tape.trains(weight):
-            yield Convolution(weight, examples(saved(), dims + 1), d, geometry)
+            yield ConvolutionGradient(weight, examples(saved(), dims + 1), d, geometry)
         if bias is not None and tape.trains(bias):
-            yield Direct(bias, accurate(d).sum((1, *range(3, dims + 3))))
+            yield DenseGradient(bias, accurate(d).sum((1, *range(3, dims + 3))))
 
-    return tape.tap(y, uses)
+    return tape.tap(y, per_example)
 
 
 @layer(nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
@@ -87,16 +91,16 @@ def transposed(
     y: Tensor = _TRANSPOSE[dims](
         x, weight.detach(), frozen(bias), stride, padding, extra, groups, dilation
     )
-    examples, saved = tape.examples(module, x, dims + 1), Saved(x)
+    examples, saved = tape.examples(module, x, dims + 1), SavedInput(x)
 
-    def uses(gradient: Tensor) -> Iterator[PerExampleGradient]:
+    def per_example(gradient: Tensor) -> Iterator[PerExampleGradient]:
         d = examples(gradient, dims + 1)
         if tape.trains(weight):
-            yield Convolution(weight, d, examples(saved(), dims + 1), geometry)
+            yield ConvolutionGradient(weight, d, examples(saved(), dims + 1), geometry)
         if bias is not None and tape.trains(bias):
-            yield Direct(bias, accurate(d).sum((1, *range(3, dims + 3))))
+            yield DenseGradient(bias, accurate(d).sum((1, *range(3, dims + 3))))
 
-    return tape.tap(y, uses)
+    return tape.tap(y, per_example)
 
 
 @dataclass(frozen=True)
@@ -109,7 +113,7 @@ class Geometry:
     groups: int
 
 
-class Convolution(PerExampleGradient):
+class ConvolutionGradient(PerExampleGradient):
     """Windows of inputs (b, r, channels, ...) times gradients of outputs (b, r, m, ...).
 
     The gradients of all examples are kept, in the place of inputs and gradients, from their norms
@@ -142,18 +146,19 @@ class Convolution(PerExampleGradient):
         return found
 
     def _buffer(self) -> Tensor:
-        each = self.geometry.groups * self.parameter[0].numel() * self.steps
+        numbers = self.geometry.groups * self.parameter[0].numel() * self.steps
         rows = self.gradients.shape[3]
-        if each > _WINDOWS:
-            return self.gradients.new_empty(max(each // rows, _WINDOWS))
-        return self.gradients.new_empty(min(self.count, _WINDOWS // max(1, each)) * each)
+        if numbers > _WINDOWS:
+            return self.gradients.new_empty(max(numbers // rows, _WINDOWS))
+        return self.gradients.new_empty(min(self.count, _WINDOWS // max(1, numbers)) * numbers)
 
     def _fill(self, found: Tensor, start: int, buffer: Tensor) -> None:
         """Write the gradients of the examples from `start` on into `found` (c, m, n)."""
         groups, (count, m, n) = self.geometry.groups, found.shape
-        each = max(1, groups * n * self.steps)
+        numbers = max(1, groups * n * self.steps)
         rows = self.gradients.shape[3]
-        size, height = max(1, len(buffer) // each), max(1, min(rows, rows * len(buffer) // each))
+        size = max(1, len(buffer) // numbers)
+        height = max(1, min(rows, rows * len(buffer) // numbers))
         for first in range(0, count, size):
             g = found[first : first + size]
             chosen = slice(start + first, start + first + len(g))
@@ -191,22 +196,22 @@ class Convolution(PerExampleGradient):
             windows.reshape(count * groups, channels * self.kernel.numel(), t),
         )
 
-    def squares(self, scale: Scale) -> Tensor:
+    def squared_norms(self, scale: Scale) -> Tensor:
         m, n = self.parameter.shape[0], self.parameter[0].numel()
         if self.kept is None and self._affordable():
             self.kept = self._examples(0, self.count)
             self.inputs = self.gradients = self.kept[:0]
         if self.kept is not None:
-            return super().squares(scale)
+            return super().squared_norms(scale)
         if scale.entries is None and self.geometry.groups == 1 and self.steps * (m + n) < m * n:
-            return self._squares_by_gram_matrices(scale)
-        return self._squares_in_cache(scale)
+            return self._squared_norms_by_gram_matrices(scale)
+        return self._squared_norms_in_cache(scale)
 
     def _affordable(self) -> bool:
         held = self.inputs.numel() + self.gradients.numel()
         return self.count * self.width <= max(_SMALL, 2 * held)
 
-    def _squares_in_cache(self, scale: Scale) -> Tensor:
+    def _squared_norms_in_cache(self, scale: Scale) -> Tensor:
         m, n = self.parameter.shape[0], self.parameter[0].numel()
         size = min(self.count, max(1, _GRADIENTS // (m * n)))
         windows, found = self._buffer(), self.gradients.new_empty(size, m, n)
@@ -217,11 +222,11 @@ class Convolution(PerExampleGradient):
             squares[start : start + size] = scale.squared_norms(g)
         return squares
 
-    def _squares_by_gram_matrices(self, scale: Scale) -> Tensor:
-        """As for Outer, with windows for inputs."""
-        each = self.steps * self.parameter[0].numel()
-        size = max(1, _WINDOWS // each)
-        buffer = self.gradients.new_empty(size * each)
+    def _squared_norms_by_gram_matrices(self, scale: Scale) -> Tensor:
+        """As for OuterProductGradient, with windows for inputs."""
+        numbers = self.steps * self.parameter[0].numel()
+        size = max(1, _WINDOWS // numbers)
+        buffer = self.gradients.new_empty(size * numbers)
         everything = slice(0, self.gradients.shape[3])
         parts = []
         for start in range(0, self.count, size):
@@ -229,9 +234,9 @@ class Convolution(PerExampleGradient):
             products = torch.bmm(a.transpose(1, 2) * scale.columns, a)
             products *= torch.bmm(d.transpose(1, 2) * scale.rows, d)
             parts.append(sums_of_products(products))
-        return self.settled(parts, scale)
+        return self.with_exact_small_norms(parts, scale)
 
-    def total(self, weights: Tensor) -> Tensor:
+    def weighted_sum(self, weights: Tensor) -> Tensor:
         weights = weights.to(self.gradients.dtype)
         if self.kept is not None:
             return torch.tensordot(weights, self.kept, 1)
@@ -243,7 +248,7 @@ class Convolution(PerExampleGradient):
         )  # fmt: skip
         return total.reshape(self.parameter.shape[0], -1)
 
-    def keep(self, examples: Tensor) -> None:
+    def keep_only(self, examples: Tensor) -> None:
         if self.kept is not None:
             self.kept = self.kept.masked_fill(~examples[:, None, None], 0.0)
             return

@@ -8,9 +8,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from privagrad.torch.per_example.gradients import PerExampleGradient, Rows
+from privagrad.torch.per_example.gradients import PerExampleGradient, RowLookupGradient
 from privagrad.torch.per_example.layers._registry import layer
-from privagrad.torch.per_example.tape import Saved, Tape
+from privagrad.torch.per_example.tape import SavedInput, Tape
 from privagrad.torch.scales import accurate
 
 
@@ -34,17 +34,17 @@ def embedding_bag(
         per_sample_weights=per_sample_weights,
         padding_idx=module.padding_idx,
     )
-    examples, saved = tape.examples(module, index, 1), Saved(index)
+    examples, saved = tape.examples(module, index, 1), SavedInput(index)
 
-    def uses(gradient: Tensor) -> Iterator[PerExampleGradient]:
+    def per_example(gradient: Tensor) -> Iterator[PerExampleGradient]:
         shares = _shares(module, saved(), per_sample_weights)
-        each = examples(accurate(gradient), 1)[:, :, None] * examples(shares, 2)
+        of_tokens = examples(accurate(gradient), 1)[:, :, None] * examples(shares, 2)
         tokens = examples(saved(), 1)
-        yield Rows(
-            module.weight, tokens.flatten(1), each.flatten(1, 2), module.padding_idx
+        yield RowLookupGradient(
+            module.weight, tokens.flatten(1), of_tokens.flatten(1, 2), module.padding_idx
         )  # fmt: skip
 
-    return tape.tap(y, uses)
+    return tape.tap(y, per_example)
 
 
 def _shares(module: nn.EmbeddingBag, index: Tensor, weights: Tensor | None) -> Tensor:

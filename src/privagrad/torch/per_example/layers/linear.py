@@ -7,9 +7,14 @@ from collections.abc import Iterator
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from privagrad.torch.per_example.gradients import ALL, Direct, Outer, PerExampleGradient
+from privagrad.torch.per_example.gradients import (
+    ALL,
+    DenseGradient,
+    OuterProductGradient,
+    PerExampleGradient,
+)
 from privagrad.torch.per_example.layers._registry import frozen, layer
-from privagrad.torch.per_example.tape import Saved, Tape
+from privagrad.torch.per_example.tape import SavedInput, Tape
 
 
 @layer(nn.Linear)
@@ -29,13 +34,13 @@ def projected(
     w, b = frozen(weight), frozen(bias)
     assert w is not None
     y = F.linear(x, w[part], None if b is None else b[part])
-    examples, saved = tape.examples(module, x), Saved(x)
+    examples, saved = tape.examples(module, x), SavedInput(x)
 
-    def uses(gradient: Tensor) -> Iterator[PerExampleGradient]:
+    def per_example(gradient: Tensor) -> Iterator[PerExampleGradient]:
         d = examples(gradient, 1)
         if tape.trains(weight):
-            yield Outer(weight, examples(saved(), 1), d, part)
+            yield OuterProductGradient(weight, examples(saved(), 1), d, part)
         if bias is not None and tape.trains(bias):
-            yield Direct(bias, d.sum(1), part)
+            yield DenseGradient(bias, d.sum(1), part)
 
-    return tape.tap(y, uses)
+    return tape.tap(y, per_example)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from privagrad.torch.per_example.gradients import Outer, PerExampleGradient
+from privagrad.torch.per_example.gradients import OuterProductGradient, PerExampleGradient
 from privagrad.torch.per_example.layers._registry import layer
 from privagrad.torch.per_example.layers.recurrent import Cell, recurrent
 from privagrad.torch.per_example.tape import Tape
@@ -81,9 +81,9 @@ class LSTMCell(Cell):
             dh = torch.mm(slopes[t], w)
         return slopes, slopes, (dh, dc)
 
-    def uses(self) -> Iterator[PerExampleGradient]:
+    def other_gradients(self) -> Iterator[PerExampleGradient]:
         if self.weights.projection is not None:
-            yield Outer(
+            yield OuterProductGradient(
                 self.weights.projection,
                 self.outputs.transpose(0, 1),
                 self.dprojected.transpose(0, 1),

@@ -9,9 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from privagrad.torch.per_example.gradients import Direct, PerExampleGradient
+from privagrad.torch.per_example.gradients import DenseGradient, PerExampleGradient
 from privagrad.torch.per_example.layers._registry import frozen, layer
-from privagrad.torch.per_example.tape import Arrange, Saved, Tape
+from privagrad.torch.per_example.tape import Arrange, SavedInput, Tape
 from privagrad.torch.scales import accurate
 
 Normalize = Callable[[Tensor, Tensor | None, Tensor | None], Tensor]
@@ -21,7 +21,7 @@ Normalize = Callable[[Tensor, Tensor | None, Tensor | None], Tensor]
 def layer_norm(tape: Tape, module: nn.LayerNorm, x: Tensor) -> Tensor:
     gain, shift, shape = module.weight, module.bias, list(module.normalized_shape)
     y, mean, rate = torch.native_layer_norm(x, shape, frozen(gain), frozen(shift), module.eps)
-    mean, rate, saved = mean.detach(), rate.detach(), Saved(x)
+    mean, rate, saved = mean.detach(), rate.detach(), SavedInput(x)
 
     def normalized() -> Tensor:
         return (saved() - mean).mul_(rate)
@@ -33,7 +33,7 @@ def layer_norm(tape: Tape, module: nn.LayerNorm, x: Tensor) -> Tensor:
 def rms_norm(tape: Tape, module: nn.RMSNorm, x: Tensor) -> Tensor:
     shape = list(module.normalized_shape)
     y = F.rms_norm(x, shape, frozen(module.weight), module.eps)
-    saved = Saved(x)
+    saved = SavedInput(x)
 
     def normalized() -> Tensor:
         return F.rms_norm(saved(), shape, None, module.eps)
@@ -78,12 +78,12 @@ def _over_rows(
     """A gain and a shift for each of the last dimensions."""
     examples = tape.examples(module, x, trailing)
 
-    def uses(gradient: Tensor) -> Iterator[PerExampleGradient]:
+    def per_example(gradient: Tensor) -> Iterator[PerExampleGradient]:
         d = examples(gradient, trailing)
         again = partial(_arranged, normalized, examples, trailing)
         yield from _of_both(tape, gain, shift, d, again, (1,))
 
-    return tape.tap(y, uses)
+    return tape.tap(y, per_example)
 
 
 def _over_channels(
@@ -95,15 +95,15 @@ def _over_channels(
     """A gain and a shift for each channel of x (b, channels, ...)."""
     y = normalize(x, frozen(module.weight), frozen(module.bias))
     trailing = x.dim() - 1
-    examples, saved = tape.examples(module, x, trailing), Saved(x)
+    examples, saved = tape.examples(module, x, trailing), SavedInput(x)
     others = (1, *range(3, x.dim() + 1))
 
-    def uses(gradient: Tensor) -> Iterator[PerExampleGradient]:
+    def per_example(gradient: Tensor) -> Iterator[PerExampleGradient]:
         d = examples(gradient, trailing)
         again = partial(_arranged, partial(normalize, saved(), None, None), examples, trailing)
         yield from _of_both(tape, module.weight, module.bias, d, again, others)
 
-    return tape.tap(y, uses)
+    return tape.tap(y, per_example)
 
 
 def _arranged(normalized: Callable[[], Tensor], examples: Arrange, trailing: int) -> Tensor:
@@ -121,6 +121,6 @@ def _of_both(
 ) -> Iterator[PerExampleGradient]:
     gradient = accurate(gradient)
     if gain is not None and tape.trains(gain):
-        yield Direct(gain, accurate(normalized()).mul_(gradient).sum(others))
+        yield DenseGradient(gain, accurate(normalized()).mul_(gradient).sum(others))
     if shift is not None and tape.trains(shift):
-        yield Direct(shift, gradient.sum(others))
+        yield DenseGradient(shift, gradient.sum(others))

@@ -11,7 +11,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
-from privagrad.torch.per_example.gradients import Direct, Outer, PerExampleGradient
+from privagrad.torch.per_example.gradients import (
+    DenseGradient,
+    OuterProductGradient,
+    PerExampleGradient,
+)
 from privagrad.torch.per_example.layout import Layout
 from privagrad.torch.per_example.tape import Tape
 
@@ -58,8 +62,8 @@ class Cell(ABC):
     def backward(self, gradients: list[Tensor]) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
         """The gradients of the gates, twice, and of the states before."""
 
-    def uses(self) -> Iterator[PerExampleGradient]:
-        """Of parameters other than the two weights and biases."""
+    def other_gradients(self) -> Iterator[PerExampleGradient]:
+        """Per-example gradients of parameters other than the two weights and biases."""
         return iter(())
 
 
@@ -175,19 +179,19 @@ class _Run(torch.autograd.Function):
         ]
         into, through, start = cell.backward(filled)
 
-        def uses(_: Tensor) -> Iterator[PerExampleGradient]:
+        def per_example(_: Tensor) -> Iterator[PerExampleGradient]:
             w, tape = cell.weights, ctx.tape
             d, dh = into.transpose(0, 1), through.transpose(0, 1)
             if tape.trains(w.input):
-                yield Outer(w.input, x.transpose(0, 1), d)
+                yield OuterProductGradient(w.input, x.transpose(0, 1), d)
             if tape.trains(w.hidden):
-                yield Outer(w.hidden, cell.earlier.transpose(0, 1), dh)
+                yield OuterProductGradient(w.hidden, cell.earlier.transpose(0, 1), dh)
             if tape.trains(w.input_bias):
-                yield Direct(w.input_bias, into.sum(0))
+                yield DenseGradient(w.input_bias, into.sum(0))
             if tape.trains(w.hidden_bias):
-                yield Direct(w.hidden_bias, through.sum(0))
-            yield from cell.uses()
+                yield DenseGradient(w.hidden_bias, through.sum(0))
+            yield from cell.other_gradients()
 
-        ctx.tape.receive(ctx.count, uses, into)
+        ctx.tape.receive(ctx.count, per_example, into)
         dx = into @ cell.weights.input.detach() if ctx.needs_input_grad[3] else None
         return None, None, None, dx, *start

@@ -9,7 +9,7 @@ import pytest
 
 from privagrad.privacy.accounting import PrivacyPlan
 from privagrad.privacy.events import GaussianEvent
-from privagrad.torch.spending import Spending
+from privagrad.torch.accountant import Accountant
 
 EVENTS = [
     GaussianEvent(2.0, 1, "poisson", 1000, 20, "gradients"),
@@ -19,18 +19,18 @@ EVENTS = [
 
 
 def test_releases_that_are_counted_together_cost_what_they_cost_apart() -> None:
-    spending = Spending()
+    accountant = Accountant()
     made = [EVENTS[0]] * 5 + [EVENTS[1]] + [EVENTS[0]] * 3 + [EVENTS[2]] * 2
     for event in made:
-        spending.charge(event)
-    assert [event.count for event in spending.events] == [8, 1, 2]
+        accountant.charge(event)
+    assert [event.count for event in accountant.events] == [8, 1, 2]
     apart = PrivacyPlan(tuple(made)).epsilon(1e-6)
-    assert spending.get_epsilon(1e-6) == pytest.approx(apart, rel=1e-9)
+    assert accountant.get_epsilon(1e-6) == pytest.approx(apart, rel=1e-9)
 
 
 def test_a_checkpoint_that_says_add_or_remove_one_keeps_its_meaning(tmp_path: Path) -> None:
     stored = asdict(EVENTS[2]) | {"under": "add-or-remove-one"}
     state = {"unprotected": 0, "counts": [{"run": "old", "event": stored, "count": 4}]}
-    spending = Spending()
-    spending.resume(state, tmp_path / "checkpoint.pt")
-    assert spending.events == (replace(EVENTS[2], count=4),)
+    accountant = Accountant()
+    accountant.resume(state, tmp_path / "checkpoint.pt")
+    assert accountant.events == (replace(EVENTS[2], count=4),)

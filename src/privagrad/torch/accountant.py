@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import uuid
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from privagrad.privacy.accounting import PrivacyPlan
-from privagrad.privacy.events import GaussianEvent
+from privagrad.privacy.codec import as_json, from_json
+from privagrad.privacy.events import GaussianEvent, merged
 
 Entry = tuple[str, GaussianEvent]
 
@@ -23,10 +23,10 @@ class Charge:
     entry: Entry | None
 
 
-class Spending:
-    """Counts releases by run and event, in the process that made the account.
+class Accountant:
+    """Counts the releases of an engine by run and event, in the process that made the engine.
 
-    A run that goes on from a checkpoint, the one that wrote it or another, notes each release in
+    A run that continues from a checkpoint, the one that wrote it or another, notes each release in
     a file beside that checkpoint, so that any later run from it, in any process, counts it too.
     """
 
@@ -38,7 +38,7 @@ class Spending:
         self._process = os.getpid()
 
     def check_process(self) -> None:
-        """Refuse a copy of the account in another process: nobody would add the copies up."""
+        """Refuse a copy of the accountant in another process: its releases would not be counted."""
         if os.getpid() != self._process:
             raise RuntimeError(
                 f"Expected the process {self._process}, which made the PrivacyEngine, found a copy "
@@ -57,7 +57,7 @@ class Spending:
         else:
             entry = (self.run, replace(event, count=1))
             self.counts[entry] = self.counts.get(entry, 0) + 1
-            record |= {"event": asdict(entry[1]), "count": self.counts[entry]}
+            record |= {"event": as_json(entry[1]), "count": self.counts[entry]}
         for journal in self._journals:
             with journal.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(record) + "\n")
@@ -79,31 +79,31 @@ class Spending:
     @property
     def events(self) -> tuple[GaussianEvent, ...]:
         """All releases, the same ones together."""
-        totals: dict[GaussianEvent, int] = {}
-        for (_, event), count in self.counts.items():
-            totals[event] = totals.get(event, 0) + count
-        return tuple(replace(event, count=count) for event, count in totals.items())
+        return merged(replace(event, count=count) for (_, event), count in self.counts.items())
 
     def __len__(self) -> int:
         return sum(self.counts.values()) + self.unprotected
 
     def get_epsilon(self, delta: float) -> float:
         """The composition of all releases, at `delta`."""
-        if self.unprotected:
-            return math.inf
-        return PrivacyPlan(self.events).epsilon(delta)
+        return self.plan.epsilon(delta)
+
+    @property
+    def plan(self) -> PrivacyPlan:
+        """Everything released so far."""
+        return PrivacyPlan(self.events, unprotected=self.unprotected > 0)
 
     def state_dict(self) -> dict[str, Any]:
         return {
             "unprotected": self.unprotected,
             "counts": [
-                {"run": run, "event": asdict(event), "count": count}
+                {"run": run, "event": as_json(event), "count": count}
                 for (run, event), count in self.counts.items()
             ],
         }
 
     def resume(self, state: dict[str, Any], checkpoint: Path) -> None:
-        """Go on from a checkpoint: its releases, all made from it since, and our own count."""
+        """Continue from a checkpoint: count its releases and all made from it since."""
         self.unprotected = max(self.unprotected, int(state["unprotected"]))
         for record in state["counts"]:
             self._at_least(record["run"], record["event"], int(record["count"]))
@@ -125,5 +125,8 @@ class Spending:
         return journal
 
     def _at_least(self, run: str, event: dict[str, Any], count: int) -> None:
-        entry = (run, replace(GaussianEvent(**event), count=1))
+        found = from_json(event)
+        if not isinstance(found, GaussianEvent):
+            raise ValueError(f"Expected Gaussian releases in a checkpoint, found {found}.")
+        entry = (run, replace(found, count=1))
         self.counts[entry] = max(self.counts.get(entry, 0), count)

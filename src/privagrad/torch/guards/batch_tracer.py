@@ -10,25 +10,24 @@ import torch
 from torch import Tensor
 
 from privagrad.torch.guards.owners import owners_of
+from privagrad.torch.guards.rows import RowOwners, row_layouts
+from privagrad.torch.guards.signatures import signature
 from privagrad.torch.guards.structure import map_tensors
 from privagrad.torch.guards.trace import (
-    FromBatch,
+    BatchTensor,
     Leaf,
     Output,
-    Owners,
     SeparateLoss,
     TraceNode,
     history,
-    row_layouts,
     rows_stay_whole,
-    signature,
 )
 from privagrad.torch.guards.traced import TracedTensor
 from privagrad.torch.per_example.layout import Layout
 from privagrad.torch.per_example.tape import ForwardPass
 
 
-class Following:
+class BatchTracer:
     """Traces the tensors of batches and outputs, and notes what leaves the trace."""
 
     def __init__(self, verify: bool) -> None:
@@ -38,7 +37,7 @@ class Following:
         self._of_batch: list[TraceNode] = []
         self._numbers: dict[float, TraceNode] = {}
         self._lost: list[weakref.ref[Tensor]] = []
-        self._owners: dict[tuple[int, int], Owners] = {}
+        self._owners: dict[tuple[int, int], RowOwners] = {}
         self._number = 0
         self._batch_of_inputs: int | None = None
 
@@ -60,7 +59,7 @@ class Following:
 
         def traced(tensor: Tensor) -> Tensor:
             layout = next(row_layouts(tensor.shape, count), None) if count else Layout(0)
-            node, place = FromBatch(tensor, count, layout, number), next(places)
+            node, place = BatchTensor(tensor, count, layout, number), next(places)
             node.unpadded = {e: own[place].to(tensor) for e, own in (alone or {}).items()}
             return TracedTensor.of(tensor, node, self)
 
@@ -134,7 +133,7 @@ class Following:
             node.forget()
         self._of_outputs.clear()
 
-    def owners(self, node: TraceNode, table: Tensor) -> Owners | None:
+    def owners(self, node: TraceNode, table: Tensor) -> RowOwners | None:
         """Of which example each row of `table` (rows, classes, ...) is; None if it is unclear."""
         steps = history(node)
         leaves = [step for step in steps if isinstance(step, Output)]
@@ -143,9 +142,9 @@ class Following:
         leaf, layout = leaves[0], leaves[0].layout
         if rows_stay_whole(node, table.shape):
             numbers = layout.numbers(leaf.values.shape[:-1], leaf.count).reshape(-1)
-            return Owners(numbers.to(table.device), leaf.count)
+            return RowOwners(numbers.to(table.device), leaf.count)
         # Masks change with the batch, and with them the rows.
-        fixed = not any(isinstance(s, FromBatch) for s in steps) and not any(
+        fixed = not any(isinstance(s, BatchTensor) for s in steps) and not any(
             isinstance(c, Tensor) for s in steps for c in s.constants
         )
         key = (signature(steps, leaf.count), leaf.count)
@@ -153,7 +152,7 @@ class Following:
             found = owners_of(steps, leaf)
             if found is None:
                 return None
-            self._owners[key] = Owners(found, leaf.count)
+            self._owners[key] = RowOwners(found, leaf.count)
         return self._owners[key] if fixed else self._owners.pop(key)
 
     def was_written(self, value: Any) -> bool:
