@@ -29,6 +29,7 @@ from privagrad._internal import validate
 from privagrad._internal.validate import Vector
 from privagrad.geometry.domains import Domain
 from privagrad.geometry.ellipsoid import Ellipsoid
+from privagrad.geometry.scales import SCALE_POWERS
 
 _LEMMA_1 = 0.5
 _REGRET = 1.5
