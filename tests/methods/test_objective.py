@@ -91,11 +91,8 @@ def both(linear: Linear, **settings: Any) -> tuple[pg.Result, pg.Result]:
     }  # fmt: skip
     if common["method"] in ("sgd", "adagrad"):
         common["epsilon"] = None
-    X: Any = None if linear.loss.name == "none" else linear.X
-    kernels = pg.minimize(
-        linear.loss, X, None if linear.loss.name == "linear" else linear.y, **common
-    )
-    return kernels, pg.minimize(linear, **common)
+    y = None if linear.loss.name == "linear" else linear.y
+    return pg.minimize(linear.loss, linear.X, y, **common), pg.minimize(linear, **common)
 
 
 def assert_same(kernels: pg.Result, own: pg.Result, close: float = 2e-4) -> None:
@@ -117,13 +114,13 @@ def test_linear_losses_as_objectives_give_the_iterates_of_the_kernels(loss, proj
 def test_every_method_works_on_an_objective(method):
     public = problem("logistic", seed=9, n=60)
     linear = problem("logistic")
-    shown = {"public": (public.X, public.y)}
     settings: dict[str, Any] = {
         "method": method, "epsilon": None if METHODS[method].shape == "none" else 2.0,
         "ellipsoid": pg.Ellipsoid(np.geomspace(1, 30, 5), 0.4), "batch_size": 20, "steps": 25,
         "step_size": 0.1, "random_state": 3, "domain": pg.L2Ball(2.0),
     }  # fmt: skip
-    kernels = pg.minimize("logistic", linear.X, linear.y, **settings, **shown)
+    shown = public.X, public.y
+    kernels = pg.minimize("logistic", linear.X, linear.y, **settings, public=shown)
     own = pg.minimize(linear, **settings, public=public)
     assert_same(kernels, own)
 
@@ -365,7 +362,7 @@ class Normalised(Linear):
 
     def per_example_gradients(self, x: Array, rows: Any) -> Array:
         gradients = super().per_example_gradients(x, rows)
-        return np.asarray(gradients / max(np.linalg.norm(gradients), 1.0))
+        return np.asarray(gradients / max(float(np.linalg.norm(gradients)), 1.0))
 
 
 class Remembers(Linear):

@@ -39,8 +39,13 @@ class Objective(Protocol):
     `privagrad.testing.check_objective` tries to find a violation.
     """
 
-    dim: int
-    n_examples: int
+    @property
+    def dim(self) -> int:
+        """The dimension of x."""
+
+    @property
+    def n_examples(self) -> int:
+        """The number of examples."""
 
     def per_example_gradients(self, x: Vector, rows: Rows) -> Vector:
         """∇F(x; z_i) for the examples i of `rows`, one a row, of shape (len(rows), dim)."""
