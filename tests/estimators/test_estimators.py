@@ -16,12 +16,12 @@ from sklearn.preprocessing import FunctionTransformer
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 import privagrad as pg
-import privagrad.methods.minimize as minimize_module
 from privagrad.experiments.problems import absolute_regression
 from privagrad.linear import recipe
 from privagrad.methods import oracle
-from privagrad.privacy import mechanism
+from privagrad.privacy import mechanism, sampling
 from privagrad.privacy.mechanism import GaussianSum
+from privagrad.privacy.sampling import Batches
 from privagrad.queries import columns as queries
 from privagrad.queries import moments
 
@@ -179,14 +179,14 @@ def test_every_release_is_an_event_of_the_report(cls, fit_intercept, bounds, mon
 
 def test_large_tables_are_sampled_at_the_rate_of_the_report(monkeypatch):
     seen = []
-    original = minimize_module.batches
+    original = sampling.batches
 
     def recorded(*arguments):
         for batch in original(*arguments):
             seen.append(batch.size)
             yield batch
 
-    monkeypatch.setattr(minimize_module, "batches", recorded)
+    monkeypatch.setattr(sampling, "batches", recorded)
     X, signal = table(n=3000)
     model = pg.PrivateLogisticRegression(batch_size=300, random_state=0).fit(X, labels(signal))
     event = model.privacy_.events[-1]
@@ -198,10 +198,10 @@ def test_large_tables_are_sampled_at_the_rate_of_the_report(monkeypatch):
 
 
 def test_whole_tables_are_seen_at_every_step_where_that_is_affordable():
-    assert recipe.batches(5000, 100, False, 300, None) == recipe.Batches(5000, None)
+    assert recipe.batches(5000, 100, False, 300, None) == Batches(5000, 5000, 300, None)
     big = recipe.batches(10**7, 50, False, 300, None)
     assert big.sampling == "poisson"
-    assert big.size == 10**5
+    assert big.batch_size == 10**5
 
 
 @pytest.mark.parametrize("cls", ALL)

@@ -145,7 +145,7 @@ def test_only_what_a_mechanism_bounded_is_released_and_only_once():
     with pytest.raises(TypeError, match="Expected a sum that this mechanism bounded"):
         mechanism.release(GaussianSum(3, 1.0, 1).sum(), source)
     with pytest.raises(TypeError, match="direct call"):
-        BoundedSum(None, mechanism, unbounded, ())
+        BoundedSum(None, mechanism, unbounded, None)
     total = mechanism.sum()
     mechanism.release(total, source)
     with pytest.raises(ValueError, match="not released yet"):

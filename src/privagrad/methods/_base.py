@@ -97,8 +97,9 @@ class Setting:
 
     def step_size_at(self, step: int) -> float:
         """α of the step after `step` others."""
-        falling = self.schedule == "linear"
-        return self.step_size * (1 - step / self.batches.steps if falling else 1)
+        if self.schedule == "constant":
+            return self.step_size
+        return self.step_size * (1 - step / self.batches.steps)
 
     @property
     def noise_multiplier(self) -> float:

@@ -49,7 +49,7 @@ class GradientOracle:
     ) -> None:
         self.gradients, self.setting = gradients, setting
         self.releases, self.pool = releases, pool
-        self.private = setting.noise_multiplier > 0
+        self.private, self.training = setting.noise_multiplier > 0, setting.plan.training
         self.mechanism = self._mechanism(setting.dim) if self.private else None
         self.memory = np.empty(setting.dim)
         self.released: Rows | None = None
@@ -114,7 +114,7 @@ class GradientOracle:
             return risk.solve(tolerance)
         near = tolerance + risk.rounding(tolerance)
         moves = (risk.bound / self.gradients.n_examples + 2 * near) / ridge
-        noise = self.releases.noise_for(self.setting.plan.training)
+        noise = self.releases.noise_for(self.training)
         return self._certified(risk.solve(tolerance), moves, noise)
 
     def perturbed_minimum(self, ridge: float, smoothing: float) -> Vector:
@@ -122,7 +122,7 @@ class GradientOracle:
         if not self.private:
             return risk.solve(tolerance)
         dim, n = self.setting.dim, self.gradients.n_examples
-        drawn = GaussianSum(dim, self.releases.noise_for(self.setting.plan.training), 1.0)
+        drawn = GaussianSum(dim, self.releases.noise_for(self.training), 1.0)
         none = drawn.sum(Ellipsoid.ball(dim, risk.bound))
         tilt = drawn.release(none, self.releases.source, self.pool) / n
         tilted = replace(risk, tilt=tilt)
@@ -151,7 +151,7 @@ class GradientOracle:
         return mechanism.release(bounded, self.releases.source, self.pool)
 
     def _release(self, batch: Rows, mechanism: GaussianSum, bounded: BoundedSum) -> Vector:
-        self.releases.take(self.setting.plan.training)
+        self.releases.take(self.training)
         self._count(batch, bounded.clipped, bounded.nonfinite)
         return mechanism.release(bounded, self.releases.source, self.pool)
 

@@ -169,6 +169,11 @@ class PrivacyPlan:
     @property
     def noise_multiplier(self) -> float:
         """Of the training: noise over the bound on one example's gradient; 0 without privacy."""
+        if self.training not in self and not self.unprotected:
+            raise ValueError(
+                f"Expected a plan with one training, {self.training!r}, found "
+                f"{', '.join(event.purpose for event in self.events) or 'nothing'}."
+            )
         return 0.0 if self.unprotected else self[self.training].noise_multiplier
 
     @property

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import accumulate
 from typing import Any, NamedTuple
 
@@ -117,8 +116,7 @@ class GaussianSum:
             out = np.zeros(length)
         else:
             out.fill(0.0)
-        span = _Units(out, None if ellipsoid is None else ellipsoid.noise_std)
-        return BoundedSum(_MECHANISM, self, out, (span,))
+        return BoundedSum(_MECHANISM, self, out, None if ellipsoid is None else ellipsoid.noise_std)
 
     def certified(self, vector: Vector, sensitivity: float) -> BoundedSum:
         """`vector`, which one example can move by at most `sensitivity`, as a bounded sum.
@@ -152,13 +150,7 @@ class GaussianSum:
         share : Share, optional
             Given where several processes hold shares of the sum.
         """
-        ends = list(accumulate(part.total.size for part in parts))
-        starts = [0, *ends[:-1]]
-        spans = [
-            _Tensor(memory[first:last], part, radius)
-            for part, first, last in zip(parts, starts, ends, strict=True)
-        ]
-        return BoundedSum(_MECHANISM, self, memory, spans, share)
+        return _SumOfParts(_MECHANISM, self, memory, parts, radius, share)
 
     def release(
         self, total: BoundedSum, source: RandomSource, pool: Executor | None = None
@@ -174,27 +166,32 @@ class GaussianSum:
                 f"{type(total).__name__}: noise protects only what was bounded for it."
             )
         total.close()
-        spans, share = total.spans, total.share
-
-        def release_span(lane: Generator, start: int, stop: int) -> None:
-            first = 0
-            for span in spans:
-                last = first + span.memory.size
-                for low in range(max(start, first), min(stop, last), _BLOCK):
-                    place = slice(low - first, min(low + _BLOCK, stop, last) - first)
-                    block = span.units(place, self)
-                    if share is None or share.noisy:
-                        _add_normals(block, lane.standard_normal(block.size), self._deviation)
-                    if share is None:
-                        span.scale(place, self)
-                first = last
-
-        _over_lanes(release_span, source.lanes, total.memory.size, pool)
-        if share is not None:
-            share.combine(total.memory)
-            for span in spans:
+        size, lanes = total.memory.size, source.lanes
+        if size < _SPLIT_FROM:
+            self._add_noise(total, lanes[0], 0, size)
+        else:
+            edges = np.linspace(0, size, len(lanes) + 1).astype(int).tolist()
+            run = map if pool is None else pool.map
+            list(run(partial(self._add_noise, total), lanes, edges[:-1], edges[1:]))
+        if total.share is not None:
+            total.share.combine(total.memory)
+            for span in total.spans:
                 span.scale(slice(None), self)
         return total.memory
+
+    def _add_noise(self, total: BoundedSum, lane: Generator, start: int, stop: int) -> None:
+        """Release the coordinates from `start` to before `stop`, block by block."""
+        share, first = total.share, 0
+        for span in total.spans:
+            last = first + span.memory.size
+            for low in range(max(start, first), min(stop, last), _BLOCK):
+                place = slice(low - first, min(low + _BLOCK, stop, last) - first)
+                block = span.units(place, self)
+                if share is None or share.noisy:
+                    _add_normals(block, lane.standard_normal(block.size), self._deviation)
+                if share is None:
+                    span.scale(place, self)
+            first = last
 
 
 _MECHANISM = object()
@@ -208,24 +205,21 @@ class BoundedSum:
     ----------
     mechanism : GaussianSum
         The mechanism that releases it.
+    memory : array
+        The sum in units of the grid; after the release, the private mean.
     clipped, nonfinite : int
         How many vectors were shrunk, and how many were left out because they are not finite. Both
         are facts about the data, NOT private.
     """
 
-    __slots__ = ("clipped", "mechanism", "memory", "nonfinite", "open", "share", "spans")
+    __slots__ = ("clipped", "mechanism", "memory", "nonfinite", "open", "unwhiten")
 
     def __init__(
-        self,
-        maker: object,
-        mechanism: GaussianSum,
-        memory: Vector,
-        spans: Sequence[_Span],
-        share: Share | None = None,
+        self, maker: object, mechanism: GaussianSum, memory: Vector, unwhiten: Vector | None
     ) -> None:
         if maker is not _MECHANISM:
             raise TypeError("Expected a sum made by GaussianSum.sum(), found a direct call.")
-        self.mechanism, self.memory, self.spans, self.share = mechanism, memory, spans, share
+        self.mechanism, self.memory, self.unwhiten = mechanism, memory, unwhiten
         self.clipped = self.nonfinite = 0
         self.open = True
 
@@ -233,9 +227,8 @@ class BoundedSum:
         """Add each row of `vectors`, shrunk to norm at most 1 and rounded to whole units.
 
         Rows that are only known up to the mechanism's slack are rounded together, by the release:
-        rounding each could move many of them by a unit.
-
-        Rows that are not finite, or whose norm is not, contribute nothing and are counted.
+        rounding each could move many of them by a unit. Rows that are not finite, or whose norm is
+        not, contribute nothing and are counted.
 
         Guarantees
         ----------
@@ -259,6 +252,28 @@ class BoundedSum:
             )
         self.open = False
 
+    @property
+    def share(self) -> Share | None:
+        """Given where several processes hold shares of the sum."""
+        return None
+
+    @property
+    def spans(self) -> Sequence[BoundedSum | _Tensor]:
+        """The parts that are turned into units, and back, in their own way."""
+        return (self,)
+
+    def units(self, place: slice, mechanism: GaussianSum) -> Vector:
+        """The memory at `place`, filled with units."""
+        return self.memory[place]
+
+    def scale(self, place: slice, mechanism: GaussianSum) -> None:
+        """Turn noisy units at `place` into the private mean."""
+        factor = mechanism.grid / mechanism.batch_size
+        if self.unwhiten is None:
+            self.memory[place] *= factor
+        else:
+            _unwhiten(self.memory[place], self.unwhiten[place], factor)
+
 
 class Part(NamedTuple):
     """Some coordinates, flat: the bounded sum, sqrt(scale), where the private mean goes."""
@@ -275,42 +290,36 @@ class Share(NamedTuple):
     combine: Callable[[Vector], None]
 
 
-class _Span(ABC):
-    """Coordinates of a sum with memory for them in units of the grid."""
+class _SumOfParts(BoundedSum):
+    """A sum in the units of several tensors; A is diag(scale)/radius²."""
 
+    __slots__ = ("_share", "_spans")
+
+    def __init__(
+        self, maker: object, mechanism: GaussianSum, memory: Vector, parts: Sequence[Part],
+        radius: float, share: Share | None,
+    ) -> None:  # fmt: skip
+        super().__init__(maker, mechanism, memory, None)
+        ends = list(accumulate(part.total.size for part in parts))
+        pieces = np.split(memory, ends[:-1])
+        self._share = share
+        self._spans = [
+            _Tensor(piece, part, radius) for piece, part in zip(pieces, parts, strict=True)
+        ]
+
+    @property
+    def share(self) -> Share | None:
+        return self._share
+
+    @property
+    def spans(self) -> Sequence[_Tensor]:
+        return self._spans
+
+
+class _Tensor(NamedTuple):
     memory: Vector
-
-    @abstractmethod
-    def units(self, place: slice, mechanism: GaussianSum) -> Vector:
-        """The memory at `place`, filled with units."""
-
-    @abstractmethod
-    def scale(self, place: slice, mechanism: GaussianSum) -> None:
-        """Turn noisy units at `place` into the private mean."""
-
-
-class _Units(_Span):
-    """A sum in units, which the mean takes the place of; `unwhiten` None: the unit ball."""
-
-    def __init__(self, memory: Vector, unwhiten: Vector | None) -> None:
-        self.memory, self.unwhiten = memory, unwhiten
-
-    def units(self, place: slice, mechanism: GaussianSum) -> Vector:
-        return self.memory[place]
-
-    def scale(self, place: slice, mechanism: GaussianSum) -> None:
-        factor = mechanism.grid / mechanism.batch_size
-        if self.unwhiten is None:
-            self.memory[place] *= factor
-        else:
-            _unwhiten(self.memory[place], self.unwhiten[place], factor)
-
-
-class _Tensor(_Span):
-    """A sum in a tensor's own units; A is diag(scale)/radius²."""
-
-    def __init__(self, memory: Vector, part: Part, radius: float) -> None:
-        self.memory, self.part, self.radius = memory, part, radius
+    part: Part
+    radius: float
 
     def units(self, place: slice, mechanism: GaussianSum) -> Vector:
         total, root_scale, _ = self.part
@@ -323,21 +332,6 @@ class _Tensor(_Span):
         _, root_scale, out = self.part
         factor = mechanism.grid * self.radius / mechanism.batch_size
         _from_units(self.memory[place], root_scale[place], factor, out[place])
-
-
-def _over_lanes(
-    work: Callable[[Generator, int, int], None],
-    lanes: Sequence[Generator],
-    size: int,
-    pool: Executor | None,
-) -> None:
-    """Spans of a long vector go to the lanes, a short one to the first."""
-    if size < _SPLIT_FROM:
-        work(lanes[0], 0, size)
-        return
-    edges = np.linspace(0, size, len(lanes) + 1).astype(int).tolist()
-    run = map if pool is None else pool.map
-    list(run(work, lanes, edges[:-1], edges[1:]))
 
 
 def _power_of_two_below(value: float) -> float:
