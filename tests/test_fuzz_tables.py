@@ -181,6 +181,10 @@ class Log:
     given: list[np.ndarray] = field(default_factory=list)
 
 
+def shape_of(total: Any) -> Any:
+    return None if total.ellipsoid is None else total.ellipsoid.noise_std
+
+
 @contextmanager
 def recorded(played: Log | None = None) -> Any:
     """The releases within. With `played` its outcomes come again: all that rows can move is input.
@@ -191,7 +195,7 @@ def recorded(played: Log | None = None) -> Any:
 
     def watched(self, total, source, pool=None):
         number = len(log.releases)
-        log.releases.append((self, np.rint(total.memory), total.spans[0].unwhiten))
+        log.releases.append((self, np.rint(total.memory), shape_of(total)))
         if played is None:
             release(self, total, source, pool)
         else:

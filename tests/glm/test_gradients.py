@@ -36,8 +36,8 @@ def gradients_of(
 def bounded_sum(gradients, x, batch, ellipsoid, grid, projection="radial", pool=None):
     mechanism = GaussianSum(x.size, 1.0, 1.0)
     vars(mechanism)["grid"] = grid
-    total = mechanism.sum()
-    gradients.add_bounded(total, x, batch, ellipsoid, projection, pool)
+    total = mechanism.sum(ellipsoid)
+    gradients.add_bounded(total, x, batch, projection, pool)
     return total.memory, (total.clipped, total.nonfinite)
 
 
@@ -395,11 +395,14 @@ def test_wrong_sizes_and_labels_are_refused_before_a_kernel_sees_them():
     gradients = GlmGradients(pg.Loss("absolute"), as_rows(X), np.ones(3))
     with pytest.raises(ValueError, match=r"point of shape \(2,\)"):
         gradients.per_example(np.ones(3), np.arange(3))
+    one = GaussianSum(1, 1.0, 3).sum(pg.Ellipsoid.ball(1, 1.0))
     with pytest.raises(ValueError, match="2 coordinates, found 1 and 1"):
-        bounded_sum(gradients, np.ones(1), np.arange(3), ball, 1.0)
-    with pytest.raises(ValueError, match="dimension 2, found 1"):
+        gradients.add_bounded(one, np.ones(1), np.arange(3))
+    with pytest.raises(ValueError, match="dimension 2, as the sum; found 1"):
         bounded_sum(gradients, np.ones(2), np.arange(3), pg.Ellipsoid.ball(1, 1.0), 1.0)
     with pytest.raises(ValueError, match="2 coordinates, found 2 and 1"):
-        gradients.add_bounded(GaussianSum(1, 1.0, 3).sum(), np.ones(2), np.arange(3), ball)
+        gradients.add_bounded(one, np.ones(2), np.arange(3))
+    with pytest.raises(ValueError, match="coordinates of an ellipsoid"):
+        gradients.add_bounded(GaussianSum(2, 1.0, 3).sum(), np.ones(2), np.arange(3))
     with pytest.raises(ValueError, match="classes from 0 to 1"):
         pg.Loss("softmax").value([[0.0, 1.0]], [2])

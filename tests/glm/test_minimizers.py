@@ -156,7 +156,7 @@ def test_the_cover_hides_the_grid_of_the_noise_in_the_objective(noise):
 
     class Recorded(GaussianSum):
         def release(self, total, *rest):
-            made.append((self, total.memory.copy(), total.spans[0].unwhiten[0]))
+            made.append((self, total.memory.copy(), total.ellipsoid.radius))
             return super().release(total, *rest)
 
     with pytest.MonkeyPatch.context() as patch:

@@ -161,7 +161,7 @@ def test_one_example_moves_the_sum_by_at_most_the_sensitivity(seed, euclidean):
     def units(rows: Any) -> Array:
         total = mechanism.sum(ellipsoid)
         with np.errstate(over="ignore"):
-            gradients.add_bounded(total, np.zeros(dim), rows, ellipsoid, how)
+            gradients.add_bounded(total, np.zeros(dim), rows, how)
         return np.rint(total.memory)
 
     moved = units(np.arange(n)) - units(np.arange(n - 1))

@@ -240,9 +240,7 @@ def test_a_large_delta_is_pointed_out():
 
 def test_a_selection_has_no_single_noise_multiplier():
     chosen = SelectEvent((pg.GaussianEvent(30.0),), 3.0)
-    with pytest.raises(
-        ValueError, match="'gradients', found selection"
-    ):
+    with pytest.raises(ValueError, match="'gradients', found selection"):
         pg.PrivacyPlan((chosen,)).noise_multiplier  # noqa: B018
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from privagrad._internal.validate import Vector
-from privagrad.geometry.ellipsoid import Ellipsoid, Projection
+from privagrad.geometry.ellipsoid import Projection
 from privagrad.glm import kernels
 from privagrad.glm.losses import Loss
 from privagrad.glm.rows import DenseRows, SparseRows, as_targets
@@ -95,7 +95,6 @@ class GlmGradients:
         total: BoundedSum,
         x: Vector,
         batch: Rows,
-        ellipsoid: Ellipsoid,
         projection: Projection = "radial",
         pool: Executor | None = None,
     ) -> None:
@@ -107,11 +106,9 @@ class GlmGradients:
         as computed is at most the mechanism's limit. Rounding adds at most sqrt(d)/2 units, within
         the mechanism's sensitivity.
         """
-        if ellipsoid.scale.size != self.dim:
-            raise ValueError(
-                f"Expected an ellipsoid of dimension {self.dim}, found {ellipsoid.dim}."
-            )
-        shape = (_MODES[projection], ellipsoid.whitening, ellipsoid.scale)
+        if total.ellipsoid is None:
+            raise ValueError("Expected a sum in the coordinates of an ellipsoid, found none.")
+        shape = (_MODES[projection], total.ellipsoid.whitening, total.ellipsoid.scale)
         total.add_by(self._add, x, batch, shape, pool)
 
     def add_plain(

@@ -44,11 +44,10 @@ class Gradients(Protocol):
         total: BoundedSum,
         x: Vector,
         batch: Rows,
-        ellipsoid: Ellipsoid,
         projection: Projection = "radial",
         pool: Executor | None = None,
     ) -> None:
-        """Add the batch's gradients, each bounded to the ellipsoid, in whitened coordinates."""
+        """Add the batch's gradients, each bounded to the sum's ellipsoid, in its coordinates."""
 
     def add_plain(
         self, total: Vector, x: Vector, batch: Rows, pool: Executor | None = None

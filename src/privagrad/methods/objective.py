@@ -12,7 +12,7 @@ import numpy as np
 
 from privagrad._internal.jit import kernel
 from privagrad._internal.validate import Vector, integer
-from privagrad.geometry.ellipsoid import Ellipsoid, Projection, euclidean_norm, secular_root
+from privagrad.geometry.ellipsoid import Projection, euclidean_norm, secular_root
 from privagrad.glm.kernels import FlatRows
 from privagrad.glm.rows import DenseRows
 from privagrad.privacy.mechanism import ULP, BoundedSum
@@ -100,16 +100,15 @@ class ObjectiveGradients:
         total: BoundedSum,
         x: Vector,
         batch: Rows,
-        ellipsoid: Ellipsoid,
         projection: Projection = "radial",
         pool: Executor | None = None,
     ) -> None:
         """total += Σ_i A^{1/2} bound(∇F(x; z_i)) over the examples of the batch."""
+        if (ellipsoid := total.ellipsoid) is None:
+            raise ValueError("Expected a sum in the coordinates of an ellipsoid, found none.")
+        shape = ellipsoid.whitening, ellipsoid.scale, projection == "euclidean"
         for gradients in self.chunks(x, batch):
-            total.add_by(
-                _add_gradients, gradients, ellipsoid.whitening, ellipsoid.scale,
-                projection == "euclidean",
-            )  # fmt: skip
+            total.add_by(_add_gradients, gradients, *shape)
 
     def add_plain(
         self, total: Vector, x: Vector, batch: Rows, pool: Executor | None = None

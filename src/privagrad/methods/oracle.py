@@ -86,7 +86,7 @@ class GradientOracle:
         learns = not isinstance(ellipsoid, Ellipsoid)
         chosen = ellipsoid if isinstance(ellipsoid, Ellipsoid) else ellipsoid(tuple(self.seen))
         bounded = self.mechanism.sum(chosen, out=self.memory)
-        self.gradients.add_bounded(bounded, x, batch, chosen, self.setting.projection, self.pool)
+        self.gradients.add_bounded(bounded, x, batch, self.setting.projection, self.pool)
         gradient = self._release(batch, self.mechanism, bounded)
         if learns:
             self.seen.append(gradient.copy())

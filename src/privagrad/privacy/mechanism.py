@@ -116,7 +116,7 @@ class GaussianSum:
             out = np.zeros(length)
         else:
             out.fill(0.0)
-        return BoundedSum(_MECHANISM, self, out, None if ellipsoid is None else ellipsoid.noise_std)
+        return BoundedSum(_MECHANISM, self, out, ellipsoid)
 
     def certified(self, vector: Vector, sensitivity: float) -> BoundedSum:
         """`vector`, which one example can move by at most `sensitivity`, as a bounded sum.
@@ -207,19 +207,21 @@ class BoundedSum:
         The mechanism that releases it.
     memory : array
         The sum in units of the grid; after the release, the private mean.
+    ellipsoid : Ellipsoid or None
+        The set whose whitened coordinates the vectors are in; None: the unit ball.
     clipped, nonfinite : int
         How many vectors were shrunk, and how many were left out because they are not finite. Both
         are facts about the data, NOT private.
     """
 
-    __slots__ = ("clipped", "mechanism", "memory", "nonfinite", "open", "unwhiten")
+    __slots__ = ("clipped", "ellipsoid", "mechanism", "memory", "nonfinite", "open")
 
     def __init__(
-        self, maker: object, mechanism: GaussianSum, memory: Vector, unwhiten: Vector | None
+        self, maker: object, mechanism: GaussianSum, memory: Vector, ellipsoid: Ellipsoid | None
     ) -> None:
         if maker is not _MECHANISM:
             raise TypeError("Expected a sum made by GaussianSum.sum(), found a direct call.")
-        self.mechanism, self.memory, self.unwhiten = mechanism, memory, unwhiten
+        self.mechanism, self.memory, self.ellipsoid = mechanism, memory, ellipsoid
         self.clipped = self.nonfinite = 0
         self.open = True
 
@@ -269,10 +271,10 @@ class BoundedSum:
     def scale(self, place: slice, mechanism: GaussianSum) -> None:
         """Turn noisy units at `place` into the private mean."""
         factor = mechanism.grid / mechanism.batch_size
-        if self.unwhiten is None:
+        if self.ellipsoid is None:
             self.memory[place] *= factor
         else:
-            _unwhiten(self.memory[place], self.unwhiten[place], factor)
+            _unwhiten(self.memory[place], self.ellipsoid.noise_std[place], factor)
 
 
 class Part(NamedTuple):
