@@ -381,7 +381,7 @@ def test_scales_spread_over_the_range_of_doubles_stay_finite(loss, layout):
 
 
 def test_wrong_sizes_and_labels_are_refused_before_a_kernel_sees_them():
-    X, ball = np.ones((3, 2)), pg.Ellipsoid.ball(2, 1.0)
+    X = np.ones((3, 2))
     for loss, y, outputs, message in [
         ("softmax", [0, 1, 3], 3, "classes from 0 to 2"),
         ("softmax", [0, 1, -1], 3, "classes from 0 to 2"),
