@@ -73,7 +73,7 @@ class Setting:
         The set to optimise over.
     plan : PrivacyPlan
         What will be released; by default nothing is protected.
-    ellipsoid : Ellipsoid, EllipsoidRule or None
+    ellipsoid : Ellipsoid or EllipsoidRule or None
         The set that gradients are bounded to; None where nothing is bounded.
     public : Gradients or None
         Gradients of rows that need no protection.

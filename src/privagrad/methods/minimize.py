@@ -125,20 +125,22 @@ def minimize(
 
     Parameters
     ----------
-    loss : str, Loss or Objective
+    loss : str or Loss or Objective
         "absolute", "logistic", "hinge", "huber", "quantile", "linear", "softmax" or
         "multiclass-hinge" of a linear model of X and y; or an objective of your own, which has its
         own examples.
-    X : array, CSR matrix, or pandas or Polars frame of numbers, of shape (n, d)
-        The rows of a linear model.
+    X : array of shape (n, d)
+        The rows of a linear model; also a CSR matrix, or a pandas or Polars frame of numbers.
     y : array of shape (n,)
         Targets; None for the linear loss; classes 0, 1, 2, ... for the losses of several classes,
         of which the highest is taken as public.
     method : str or Method
         "pagan", "pasan", "dp-adagrad", "dp-sgd", the non-private "adagrad", "sgd", any other
         name of `privagrad.methods.METHODS`, or a method object with its own settings.
-    epsilon, delta : float
-        The budget; ``epsilon=float("inf")`` means no noise and no clipping.
+    epsilon : float
+        The privacy budget; ``float("inf")`` means no noise and no clipping.
+    delta : float
+        The probability that the guarantee may fail.
     ellipsoid : Ellipsoid or callable
         The set that gradients are bounded to, and the shape of the noise. Methods with A = I take
         its radius alone. Its scale and radius must not come from these rows, except privately. A
@@ -155,7 +157,7 @@ def minimize(
         α; by default diam_2 of the domain for PASAN, diam_∞ for AdaGrad and PAGAN.
     sampling : {"poisson", "with_replacement", "without_replacement"}
         How a step draws its rows; the paper's is with replacement.
-    random_state : int, Generator or None
+    random_state : int or Generator or None
         None for the secure source; a seed makes a run repeatable and NOT private.
     **options : Options
         schedule, projection, public, x0, callback, progress, threads: see `Options`.
