@@ -201,7 +201,7 @@ class Loss:
 
     @property
     def multiclass(self) -> bool:
-        """Whether the margin is a vector, one number a class."""
+        """Whether the margin is a vector, one number per class."""
         return _KINDS[self.name].targets == "classes"
 
     @property

@@ -56,7 +56,7 @@ class Gradients(Protocol):
         """Add the batch's gradients as they are; 0, and how many were not finite."""
 
     def per_example(self, x: Vector, batch: Rows) -> Vector:
-        """The batch's gradients that are finite, one a row."""
+        """The batch's gradients that are finite, as rows."""
 
 
 @dataclass(frozen=True)

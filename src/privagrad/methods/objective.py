@@ -124,7 +124,7 @@ class ObjectiveGradients:
         return 0, left_out
 
     def per_example(self, x: Vector, batch: Rows) -> Vector:
-        """The batch's gradients that are finite, one a row."""
+        """The batch's gradients that are finite, as rows."""
         gradients = np.concatenate([np.empty((0, self.dim)), *self.chunks(x, batch)])
         return np.asarray(gradients[np.isfinite(gradients).all(axis=1)])
 
