@@ -68,6 +68,13 @@ def test_tables_of_rooms_and_files_name_what_exists() -> None:
     assert [path for path in dict.fromkeys(named) if not (source / path).exists()] == []
 
 
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_code_imports_from_the_real_paths(page: Path) -> None:
+    former = [path.stem for path in (ROOT / "src" / "privagrad" / "_former_paths").glob("*.py")]
+    code = "\n".join(FENCE.findall(page.read_text(encoding="utf-8")))
+    assert re.findall(rf"privagrad\.(?:{'|'.join(former)})\b", code) == []
+
+
 def commands() -> Iterator[Any]:
     """Every `privagrad ...` in blocks of code and between backticks."""
     for page in PAGES:

@@ -1,4 +1,4 @@
-"""Tests that users run on what they hand to `privagrad.minimize`."""
+"""Tests that users run on their own objectives for `privagrad.minimize`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from privagrad.privacy.sampling import Rows
 _BATCHES = 12
 _LARGEST_BATCH = 40
 _CLOSE = 1e-6
-"""How far a sum of values may break the inequality of convexity by rounding."""
+"""How far rounding may violate the inequality of convexity."""
 
 
 def check_objective(
@@ -26,7 +26,7 @@ def check_objective(
     scale: float = 1.0,
     random_state: int = 0,
 ) -> None:
-    """Try to find out that an objective breaks the contract of `Objective`.
+    """Search for violations of the contract of `Objective`.
 
     Parameters
     ----------
@@ -34,27 +34,27 @@ def check_objective(
         The objective to check.
     make : callable, optional
         Builds the same objective from some of its examples: ``make(rows)`` numbers example
-        ``rows[k]`` as k. With it the check also sees statistics that were taken of all examples
-        when the objective was built, such as a mean that is subtracted.
+        ``rows[k]`` as k. With it the check also finds statistics of all examples that were
+        computed when the objective was built, such as a mean that is subtracted.
     points : int
-        How many random points to look at, besides 0.
+        The number of random points to check, besides 0.
     scale : float
-        The standard deviation of their coordinates.
+        The standard deviation of the coordinates of these points.
     random_state : int
         The seed of the points and batches.
 
     Raises
     ------
     AssertionError
-        Where the gradient of an example depends on which other examples are in the batch, on
-        earlier calls or on what is not in it (`make`); where a call changes its arguments; where
-        shapes are wrong; and, if there is a `value`, where gradients are not its subgradients.
+        If the gradient of an example depends on the other examples of the batch, on earlier calls
+        or, with `make`, on examples outside the batch; if a call changes its arguments; if shapes
+        are wrong; and, if there is a `value`, if the gradients are not its subgradients.
 
     Notes
     -----
-    A check can find a violation, it cannot show that there is none: the guarantee of `minimize`
-    rests on the code of the objective. Data that the check does not show (a branch taken for rare
-    examples or far points) is not looked at.
+    A check can find a violation, but cannot prove that there is none: the guarantee of `minimize`
+    rests on the code of the objective. A branch that is taken only for rare examples or for distant
+    points is not checked.
 
     Examples
     --------

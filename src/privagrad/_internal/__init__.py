@@ -1,1 +1,1 @@
-"""What every room uses and no user sees: checks of input, compiled kernels, progress, files."""
+"""Shared internals: checks of input, compiled kernels, progress bars, files."""

@@ -1,4 +1,4 @@
-"""Checks of what users hand in: each error says what was expected, found, and what to do."""
+"""Checks of arguments: each error says what was expected, what was found, and what to do."""
 
 from __future__ import annotations
 

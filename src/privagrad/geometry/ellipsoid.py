@@ -46,7 +46,7 @@ def secular_root(v: Any, scale: Any, target: float) -> tuple[float, float]:
     Newton's method on λ ↦ 1/‖v(λ)‖, which increases and is concave, so that the iterates rise
     to the root from the left; the bracket ‖v‖/target = 1 + λ min(scale)/top guards the last ulps.
     `top` is the largest scale of a coordinate that is not 0. Where scales are so spread that
-    their ratios or λ are beyond the range of doubles, λ is too small: callers look at the norm.
+    their ratios or λ are beyond the range of doubles, λ is too small: callers check the norm.
     """
     largest = top = 0.0
     for j in range(v.size):

@@ -31,12 +31,12 @@ class GradientHistory(Generic[Array]):
         self._noise_squares: Any = 0.0
 
     def add(self, gradient: Array, noise: Array) -> bool:
-        """Take in a private gradient; whether an estimate is due.
+        """Add a private gradient; whether an estimate is due.
 
         Parameters
         ----------
         gradient : array or tensor
-            Kept until the next call: not to be changed by the caller.
+            Kept until the next call: the caller must not change it.
         noise : array or tensor
             The variance s² of its noise at each coordinate.
         """

@@ -29,7 +29,7 @@ _PARTS, _SPLIT_FROM = 4, 1_000_000
 class GlmGradients:
     """Gradients of a GLM loss over the rows of a table, bounded and summed batch by batch.
 
-    With several `outputs`, one a class, x holds the weights of one class after the other.
+    With several `outputs`, one per class, x holds the weights of one class after the other.
     """
 
     loss: Loss
@@ -70,7 +70,7 @@ class GlmGradients:
         return self.value(x), total / count
 
     def per_example(self, x: Vector, batch: Rows) -> Vector:
-        """The batch's gradients that are finite, one a row of a dense matrix.
+        """The batch's gradients that are finite, as the rows of a dense matrix.
 
         Guarantees
         ----------

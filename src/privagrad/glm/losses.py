@@ -22,7 +22,7 @@ Task = Literal["classification", "regression", "none"]
 
 @dataclass(frozen=True)
 class _Kind:
-    """What a loss's name stands for: its targets, its task, the largest ℓ'', and its parameter."""
+    """Facts about a loss: its targets, its task, the largest ℓ'', and its parameter."""
 
     targets: str  # "numbers", "signs", "classes" or "none"
     task: Task
@@ -168,19 +168,16 @@ def _class_values(code: int, margins: Any, targets: Vector) -> Vector:
 class Loss:
     """A loss by name, with its parameter where it has one.
 
-    ========== ============================================= =======================
-    name       ℓ(m; y)                                       parameter
-    ========== ============================================= =======================
-    absolute   \\|m - y\\|
-    logistic   log(1 + exp(-y m)), y = ±1
-    hinge      max(0, 1 - y m), y = ±1
-    huber      r²/2 up to r = \\|m - y\\| = κ, then κ r - κ²/2  κ > 0, default 1.35
-    quantile   max(q (y - m), (q - 1)(y - m))                0 < q < 1, default 0.5
-    linear     m (no y)
-    softmax    log Σ_c exp(m_c) - m_y, y = 0, ..., k - 1
-    ========== ============================================= =======================
-
-    and "multiclass-hinge", max(0, 1 + max_{c ≠ y} m_c - m_y), also of a vector of margins.
+    | name | ℓ(m; y) | parameter |
+    |---|---|---|
+    | absolute | r = abs(m - y) | |
+    | logistic | log(1 + exp(-y m)), y = ±1 | |
+    | hinge | max(0, 1 - y m), y = ±1 | |
+    | huber | r²/2 for r ≤ κ, then κ r - κ²/2 | κ > 0, default 1.35 |
+    | quantile | max(q (y - m), (q - 1)(y - m)) | 0 < q < 1, default 0.5 |
+    | linear | m, without y | |
+    | softmax | log Σ_c exp(m_c) - m_y, y = 0, ..., k - 1 | |
+    | multiclass-hinge | max(0, 1 + max_{c ≠ y} m_c - m_y), y = 0, ..., k - 1 | |
     """
 
     name: str
@@ -199,12 +196,12 @@ class Loss:
 
     @cached_property
     def key(self) -> tuple[int, float]:
-        """What the kernels call it: `slope`'s code and parameter."""
+        """The code and the parameter that the kernels take."""
         return LOSSES.index(self.name), float(self.parameter or 0.0)
 
     @property
     def multiclass(self) -> bool:
-        """Whether the margin is a vector, one number a class."""
+        """Whether the margin is a vector, one number per class."""
         return _KINDS[self.name].targets == "classes"
 
     @property
@@ -249,7 +246,7 @@ class Loss:
         return _values(*self.key, m.ravel(), y.ravel()).reshape(m.shape)
 
     def check_targets(self, targets: Vector, n_examples: int, outputs: int) -> None:
-        """Refuse targets that the kernels could not take: they look labels up without checks."""
+        """Refuse targets that the kernels, which use labels as indices, could not take."""
         if targets.shape != (n_examples,):
             raise ValueError(
                 f"Expected one target for each of {n_examples} rows, found shape {targets.shape}."
@@ -269,9 +266,9 @@ class Loss:
             )
 
     def targets(self, y: ArrayLike | None, n_examples: int) -> Vector:
-        """`y` as the loss wants it: numbers, or signs made from {-1, 1} or {0, 1}.
+        """`y` as the loss needs it: numbers, or signs made from {-1, 1} or {0, 1}.
 
-        The linear loss needs none and looks at none.
+        The linear loss ignores it.
         """
         wanted = _KINDS[self.name].targets
         if wanted == "none":

@@ -131,7 +131,7 @@ class RegularizedRisk:
         )
 
     def _require_enough_steps(self, smooth: float, root: float, tolerance: float) -> None:
-        """Refuse from public numbers alone: an error after looking at rows would tell of them.
+        """Refuse from public numbers alone: an error after reading rows would reveal them.
 
         The gradient, at first at most bound + ‖tilt‖, falls by 1 - root in two steps.
         """

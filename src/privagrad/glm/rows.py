@@ -1,4 +1,4 @@
-"""What users hold, turned into rows the kernels read: arrays, CSR matrices, data frames."""
+"""Arrays, CSR matrices and data frames as rows that the kernels read."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ _FLOATS = (np.dtype(np.float32), np.dtype(np.float64))
 _LARGE = 2**30
 _CHUNK = 65_536
 _quiet = np.errstate(over="ignore", invalid="ignore")
-"""A warning of an overflow would tell of a private row; the kernels leave such rows out."""
+"""A warning of an overflow would reveal a private row; the kernels leave such rows out."""
 
 
 def scratch(shape: tuple[int, int], dtype: Any) -> NDArray[Any]:
-    """Memory for a table; a large one lies in a temporary file, which goes when it is let go."""
+    """Memory for a table; a large one is a temporary file, which is deleted with the array."""
     if math.prod(shape) * np.dtype(dtype).itemsize < _LARGE:
         return np.empty(shape, dtype)
     with TemporaryFile() as file:
@@ -72,7 +72,7 @@ class DenseRows:
 
     @_quiet
     def standardized(self, centre: Vector, unit: Vector, constant: bool) -> DenseRows:
-        """(a_j - centre_j)/unit_j in all columns, and where asked for a last column of ones."""
+        """(a_j - centre_j)/unit_j in all columns, and optionally a last column of ones."""
         n, dim = self.shape
         table = scratch((n, dim + constant), self.array.dtype)
         for first in range(0, n, _CHUNK):
@@ -84,7 +84,7 @@ class DenseRows:
         return DenseRows(table)
 
     def without(self, rows: NDArray[np.bool_]) -> DenseRows:
-        """These rows all zeros, in place."""
+        """The table with these rows set to zeros, in place."""
         self.array[rows] = 0.0
         return self
 
@@ -142,7 +142,7 @@ class SparseRows:
 
     @_quiet
     def standardized(self, centre: Vector, unit: Vector, constant: bool) -> SparseRows:
-        """(a_j - centre_j)/unit_j in all columns, and where asked for a last column of ones.
+        """(a_j - centre_j)/unit_j in all columns, and optionally a last column of ones.
 
         Centred columns store all their entries; the others keep their zeros.
         """
@@ -163,7 +163,7 @@ class SparseRows:
         return _sparse(table)
 
     def without(self, rows: NDArray[np.bool_]) -> SparseRows:
-        """These rows all zeros, in place."""
+        """The table with these rows set to zeros, in place."""
         self.data[np.repeat(rows, np.diff(self.indptr))] = 0.0
         return self
 

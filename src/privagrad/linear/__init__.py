@@ -1,4 +1,4 @@
-"""Linear models under differential privacy, without tuning: the choices, one fit, what it shows."""
+"""Linear models under differential privacy, without tuning: the choices, the plan, one fit."""
 
 from privagrad.linear.fit import Bounds, LinearModel, Problem, Trace, run_fit
 from privagrad.linear.plan import Choices, Plan, PublicFacts, plan_fit

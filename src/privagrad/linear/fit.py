@@ -1,4 +1,4 @@
-"""One private fit of a linear model: scales of columns and target, bound, training; one budget."""
+"""One private fit of a linear model: scales of columns and target, bound, training."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Problem:
     rows : DenseRows or SparseRows
         The features.
     targets : array of shape (n,)
-        Numbers, signs or class numbers, as the loss wants them.
+        Numbers, signs or class numbers, as the loss needs them.
     outputs : int
         The number of classes, or 1.
     intercept : bool
@@ -52,7 +52,7 @@ class Problem:
     groups : tuple of (int, int)
         One-hot columns, from the first to before the last, of which a row has at most one.
     limits : array or None
-        Public: what no entry of a column exceeds in size, where that is known.
+        Public bounds on the size of the entries of each column, where they are known.
     """
 
     loss: Loss
@@ -96,9 +96,8 @@ class Trace:
     ellipsoid : Ellipsoid
         The set that gradients of standardised columns were bounded to.
     noise, intercept_noise : arrays
-        How much of the coefficients is noise, in standard deviations: over repeated trainings on
-        made-up rows; for very many columns, what all steps' noise adds up to where the data do not
-        pull it back.
+        The standard deviation of the noise in the coefficients: over repeated trainings on
+        made-up rows; for very many columns, the sum of all steps' noise, an upper bound.
     evaluation : Evaluation
         How well the rows are fitted.
     """
@@ -143,7 +142,7 @@ class _Standardized:
 def run_fit(
     problem: Problem, plan: Plan, releases: Releases, progress: bool | None = None
 ) -> LinearModel:
-    """Make the plan's releases, and the model of them."""
+    """Make the plan's releases, and compute the model from them."""
     method = recipe.METHODS[plan.method]
     task = _standardize(problem, releases)
     sizes = task.columns.moments
@@ -214,7 +213,7 @@ def _trace(task: _Standardized, ellipsoid: Ellipsoid, asked: Evaluation, spread:
 
 
 class _Path:
-    """Iterates on the way, and how far gradients moved the point: an observer of the training."""
+    """An observer of the training: some iterates, and how far gradients moved the point."""
 
     def __init__(self, steps: int, start: Vector) -> None:
         stops = np.linspace(0, steps, min(_CHECKPOINTS, steps) + 1)
@@ -231,7 +230,7 @@ class _Path:
 
 
 def _columns(problem: Problem, releases: Releases) -> Columns:
-    """What is to be known of the columns."""
+    """Centres, units and moments of the columns."""
     rows, asked = problem.rows, problem.facts.column_queries
     if releases.plan.unprotected:
         return moments.known_columns(rows, centred=problem.intercept)

@@ -1,4 +1,4 @@
-"""A fit of a linear model before it happens: what is public, what users set, what is released."""
+"""The plan of a fit of a linear model: what is public, what users set, what is released."""
 
 from __future__ import annotations
 
@@ -33,20 +33,20 @@ class PublicFacts:
 
     @property
     def column_queries(self) -> ColumnQueries | Share:
-        """What is asked of the columns; a single share where their bounds are known."""
+        """The queries about the columns; a single share where their bounds are known."""
         if self.bounded:
             return moments.BOUNDED_COLUMNS
         return moments.COLUMNS if self.intercept else moments.SCALES
 
     @property
     def target_queries(self) -> ColumnQueries | Share | None:
-        """What is asked of the target; None for classes."""
+        """The queries about the target; None for classes."""
         if not self.regression:
             return None
         return moments.BOUNDED_TARGET if self.target_bounded else moments.TARGET
 
     def queries(self) -> list[Share]:
-        """What is asked before the training, over all rows."""
+        """The queries before the training, over all rows."""
         asked = (self.column_queries, self.target_queries, moments.NORMS)
         return [share for one in asked if one is not None for share in _shares(one)]
 
@@ -74,7 +74,7 @@ class Choices:
 
 @dataclass(frozen=True)
 class Plan:
-    """A fit before it happens.
+    """How a fit will be made.
 
     Attributes
     ----------
@@ -83,8 +83,8 @@ class Plan:
     batches : Batches
         How many steps there are, and how each draws its rows.
     privacy : PrivacyPlan
-        What will be released, by purpose; with an event for `EVALUATION` the rows are asked once
-        more at the end how well they are fitted.
+        What will be released, by purpose; with an event for `EVALUATION` the model is evaluated
+        on the rows at the end.
     delta : float
         The delta of the report.
     relative_noise : float

@@ -1,6 +1,6 @@
 """Every choice that a fit without tuning makes, from public facts and private releases alone.
 
-The numbers were found on synthetic and public data; `docs/estimators.md` tells how.
+The numbers were found on synthetic and public data; `docs/estimators.md` explains how.
 """
 
 from __future__ import annotations

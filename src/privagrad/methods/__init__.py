@@ -1,4 +1,4 @@
-"""The optimizers, one file each: adding one is a file and a line here."""
+"""The optimizers, one file each."""
 
 from privagrad.methods._base import SCHEDULES, Method, Oracle, Schedule, Setting
 from privagrad.methods.adaclip import AdaCliP

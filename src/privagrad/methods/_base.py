@@ -1,4 +1,4 @@
-"""What a method is: how it asks for private gradients, and the step it takes."""
+"""What a method is: how it gets private gradients, and the step it takes."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Gradients(Protocol):
         """The number of examples."""
 
     def slack(self, batch_size: float) -> float:
-        """How far beyond its own vector an example can move a sum of so many, by rounding."""
+        """How far rounding lets an example move a sum beyond its own vector."""
 
     def add_bounded(
         self,
@@ -55,7 +55,7 @@ class Gradients(Protocol):
         """Add the batch's gradients as they are; 0, and how many were not finite."""
 
     def per_example(self, x: Vector, batch: Rows) -> Vector:
-        """The batch's gradients that are finite, one a row."""
+        """The batch's gradients that are finite, as rows."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ class Setting:
         The set to optimise over.
     plan : PrivacyPlan
         What will be released; by default nothing is protected.
-    ellipsoid : Ellipsoid, EllipsoidRule or None
+    ellipsoid : Ellipsoid or EllipsoidRule or None
         The set that gradients are bounded to; None where nothing is bounded.
     public : Gradients or None
         Gradients of rows that need no protection.
@@ -81,7 +81,7 @@ class Setting:
     projection : {"radial", "euclidean", "rows"}
         How gradients are brought into the ellipsoid.
     schedule : {"constant", "linear"}
-        Whether α stays or falls in a line towards 0.
+        Whether α stays or falls linearly towards 0.
     """
 
     dim: int
@@ -129,12 +129,12 @@ class Oracle(Protocol):
     def bounded(
         self, x: Vector, batch: Rows, ellipsoid: Ellipsoid | EllipsoidRule | None
     ) -> Vector:
-        """The mean gradient, each example's bounded to the ellipsoid, noise of its shape."""
+        """The mean of the gradients, each bounded to the ellipsoid, with noise of its shape."""
 
     def private_mean_of(
         self, x: Vector, batch: Rows, transform: Callable[[Vector], Vector], dim: int
     ) -> Vector:
-        """The mean of `transform` of the gradients, each example's bounded to norm 1, round noise.
+        """The mean of `transform` of the gradients, each bounded to norm 1, with isotropic noise.
 
         `transform` takes gradients as the rows of a matrix to vectors of length `dim`. It must be
         public, and each vector must depend on its gradient alone, to the last bit: arithmetic
@@ -147,7 +147,7 @@ class Oracle(Protocol):
     def perturbed_minimum(self, ridge: float, smoothing: float) -> Vector:
         """The minimiser of the risk with noise in the objective.
 
-        A little noise on it covers what the solver's tolerance lets the answer move.
+        A little noise on the result covers the tolerance of the solver.
         """
 
 
@@ -179,7 +179,7 @@ class Method(ABC):
         return training_event(batches)
 
     def other_events(self) -> tuple[Release, ...]:
-        """What it releases besides, at a fixed cost."""
+        """What it releases besides gradients, at a fixed cost."""
         return ()
 
     def ellipsoid(self, given: Ellipsoid) -> Ellipsoid:
@@ -188,7 +188,7 @@ class Method(ABC):
 
     @abstractmethod
     def default_step_size(self, domain: Domain, dim: int) -> float:
-        """α where the user gives none; infinite where the domain does not tell one."""
+        """α where the user gives none; infinite where the domain does not determine one."""
 
     @abstractmethod
     def start(self, setting: Setting) -> Any:

@@ -1,4 +1,4 @@
-"""The subspace that public gradients fill, for the methods that trust it."""
+"""The subspace that public gradients span, for the methods that use it."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from privagrad.methods._base import Gradients, Setting
 class PublicSubspace:
     """The top `rank` eigenvectors of the public gradients' second moment at the current point.
 
-    Looked at again once an epoch; decomposed again only if the second moment has changed (with
-    the absolute and the linear loss it never does).
+    It is computed again once an epoch, and decomposed again only if the second moment has changed
+    (with the absolute and the linear loss it never does).
     """
 
     public: Gradients

@@ -1,10 +1,10 @@
 """AdaCliP: centre and scale every coordinate before bounding (Pichapati et al. 2019).
 
 Pichapati, Suresh, Yu, Reddi, Kumar: AdaCliP, adaptive clipping for private SGD. A gradient g
-becomes w = (g - m)/b coordinate by coordinate, w is bounded to norm 1 and released with round
-noise, and g̃ = b w̃ + m comes back; m and s, the gradients' running mean and standard deviation,
-are learned from the g̃ alone, at no privacy cost. Among all b with E‖w‖² ≤ 1, the noise is least
-for b_j = sqrt(s_j Σ_i s_i).
+becomes w = (g - m)/b coordinate by coordinate, w is bounded to norm 1 and released with
+isotropic noise, and the gradient is g̃ = b w̃ + m. The gradients' running mean m and standard
+deviation s are learned from the g̃ alone, at no privacy cost. Among all b with E‖w‖² ≤ 1, the noise
+is least for b_j = sqrt(s_j Σ_i s_i).
 
 What we chose where the original is silent or needs tuning by hand:
 
@@ -54,10 +54,14 @@ class AdaCliP(sgd.SGD):
 
     Parameters
     ----------
-    mean_memory : β₁, what m keeps of itself at a step; 1 leaves m at 0
-    scale_memory : β₂, what s² keeps of itself at a step
-    multiple : b = multiple · sqrt(s_j Σ_i s_i): more clips less and adds more noise
-    spread : how many times larger or smaller than at the start s may be; 1 leaves b at `radius`
+    mean_memory : float
+        β₁, the part of m that a step keeps; 1 leaves m at 0.
+    scale_memory : float
+        β₂, the part of s² that a step keeps.
+    multiple : float
+        b = multiple · sqrt(s_j Σ_i s_i): a larger one clips less and adds more noise.
+    spread : float
+        How many times larger or smaller than at the start s may be; 1 leaves b at `radius`.
     """
 
     mean_memory: float = 0.99

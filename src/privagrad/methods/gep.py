@@ -47,8 +47,10 @@ class GEP(sgd.SGD):
 
     Parameters
     ----------
-    rank : columns of V
-    residual_ratio : S₂/S₁, with S₁ the ball's radius
+    rank : int
+        The number of columns of V.
+    residual_ratio : float
+        S₂/S₁, with S₁ the ball's radius.
     """
 
     rank: int = 20

@@ -27,9 +27,9 @@ class HistoryPAGAN(PAGAN):
     """PAGAN that starts from the given ellipsoid and learns another from its first gradients.
 
     `GradientHistory` estimates the gradients' variance at each coordinate; batch_size times it
-    estimates the moment of one example's gradient. What noise hides is a floor. Only private
-    gradients are used, so that it costs no privacy; and A_k depends on earlier releases alone, as
-    the mechanism needs. The ellipsoid is learned once, at the first estimate.
+    estimates the moment of one example's gradient, at least what noise hides. Only private
+    gradients are used, so it costs no privacy, and A_k depends on earlier releases alone, as the
+    mechanism requires. The ellipsoid is learned once, at the first estimate.
     """
 
     name: ClassVar[str] = "pagan-history"

@@ -75,16 +75,16 @@ class Options(TypedDict, total=False):
     Attributes
     ----------
     schedule : {"constant", "linear"}
-        Whether the step size stays or falls in a line towards 0.
+        Whether the step size is constant or falls linearly towards 0.
     projection : {"radial", "euclidean", "rows"}
         How gradients are brought into the ellipsoid: "euclidean" is the paper's π_A; "rows"
-        shrinks a row of a linear model by what the largest possible slope would need, so that
-        quantiles and probabilities keep their balance.
+        shrinks a row of a linear model as the largest possible slope requires, so that quantiles
+        and probabilities are not biased.
     public : tuple (X, y) or Objective
         Examples that need no protection, for the ellipsoid and for the methods that learn from
         them.
     x0 : array of shape (d,)
-        The starting point, by default the domain's point next to 0.
+        The starting point, by default the domain's point nearest to 0.
     callback : callable
         Called as ``callback(k, x)`` after step k = 1, 2, ...; x is the loop's own array, copy what
         you keep. A true return value ends the run, which still costs its whole plan: when it ends
@@ -125,37 +125,39 @@ def minimize(
 
     Parameters
     ----------
-    loss : str, Loss or Objective
+    loss : str or Loss or Objective
         "absolute", "logistic", "hinge", "huber", "quantile", "linear", "softmax" or
         "multiclass-hinge" of a linear model of X and y; or an objective of your own, which has its
         own examples.
-    X : array, CSR matrix, or pandas or Polars frame of numbers, of shape (n, d)
-        The rows of a linear model.
+    X : array of shape (n, d)
+        The rows of a linear model; also a CSR matrix, or a pandas or Polars frame of numbers.
     y : array of shape (n,)
         Targets; None for the linear loss; classes 0, 1, 2, ... for the losses of several classes,
         of which the highest is taken as public.
     method : str or Method
         "pagan", "pasan", "dp-adagrad", "dp-sgd", the non-private "adagrad", "sgd", any other
         name of `privagrad.methods.METHODS`, or a method object with its own settings.
-    epsilon, delta : float
-        The budget; ``epsilon=float("inf")`` means no noise and no clipping.
+    epsilon : float
+        The privacy budget; ``float("inf")`` means no noise and no clipping.
+    delta : float
+        The probability that the guarantee may fail.
     ellipsoid : Ellipsoid or callable
         The set that gradients are bounded to, and the shape of the noise. Methods with A = I take
-        its radius alone. Its scale and radius must not come from these rows unless privately. A
+        its radius alone. Its scale and radius must not come from these rows, except privately. A
         function of the private gradients released so far (a tuple of arrays, oldest first) chooses
         the ellipsoid A_k of each step, as Algorithms 1 and 2 do. With None it comes from `public`
         rows, or else from two queries paid out of epsilon.
     domain : Domain
         The set to optimise over, by default `WholeSpace()`.
     batch_size : int
-        Expected rows a step, by default max(√n, n/100).
+        The expected number of rows in a step, by default max(√n, n/100).
     steps : int
-        By default (n / batch_size)², as in Lemma 1.
+        The number of steps, by default (n / batch_size)², as in Lemma 1.
     step_size : float
         α; by default diam_2 of the domain for PASAN, diam_∞ for AdaGrad and PAGAN.
     sampling : {"poisson", "with_replacement", "without_replacement"}
         How a step draws its rows; the paper's is with replacement.
-    random_state : int, Generator or None
+    random_state : int or Generator or None
         None for the secure source; a seed makes a run repeatable and NOT private.
     **options : Options
         schedule, projection, public, x0, callback, progress, threads: see `Options`.

@@ -6,8 +6,8 @@ mirror of h(x) = ‖x‖_p²/(2(p - 1)) with p = 1 + 1/log d, which is strongly 
 
 What we took of it: the noisy steps. The original runs them in phases, each regularised towards the
 last one's answer with a smaller step size; ours is one phase. Gradients are bounded to a Euclidean
-ball and get round noise as in DP-SGD. After the step the domain's projection is Euclidean, where
-the theory wants the Bregman projection of h, which our domains do not have; on R^d they agree.
+ball and get isotropic noise as in DP-SGD. After the step the domain's projection is Euclidean,
+where the theory uses the Bregman projection of h, which our domains do not have; on R^d they agree.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ class MirrorDescent(Method):
 
     Parameters
     ----------
-    power : p in (1, 2]; None for 1 + 1/log d, or 2 where d ≤ 3. With 2 it is DP-SGD.
+    power : float or None
+        p in (1, 2]; None for 1 + 1/log d, or 2 where d ≤ 3. With 2 it is DP-SGD.
     """
 
     power: float | None = None

@@ -19,15 +19,15 @@ from privagrad.privacy.mechanism import ULP, BoundedSum
 from privagrad.privacy.sampling import Rows
 
 _CHUNK_BYTES = 2**25
-"""What the gradients of one chunk of examples may take."""
+"""The most memory for the gradients of one chunk of examples."""
 
 APART = 2.0**-40
-"""How far an example's gradient may hang on the others of its chunk by rounding, of its norm."""
+"""How far the other examples of a chunk may move a gradient by rounding, relative to its norm."""
 
 
 @runtime_checkable
 class Objective(Protocol):
-    """F(x; z_i) for examples i = 0, ..., n_examples - 1: what `minimize` needs to know of it.
+    """F(x; z_i) for examples i = 0, ..., n_examples - 1, as `minimize` takes it.
 
     `value(x)`, the mean of F(x; z_i) over all examples, is optional: `minimize` never calls it.
 
@@ -36,7 +36,7 @@ class Objective(Protocol):
     What the user must guarantee: row k of ``per_example_gradients(x, rows)`` depends on x, on
     example ``rows[k]`` and on public numbers alone, up to rounding in the last digits; the
     examples are numbered once and for all; `dim` and `n_examples` are public.
-    `privagrad.testing.check_objective` tries to find a violation.
+    `privagrad.testing.check_objective` searches for violations.
     """
 
     @property
@@ -48,7 +48,7 @@ class Objective(Protocol):
         """The number of examples."""
 
     def per_example_gradients(self, x: Vector, rows: Rows) -> Vector:
-        """∇F(x; z_i) for the examples i of `rows`, one a row, of shape (len(rows), dim)."""
+        """∇F(x; z_i) for the examples i in `rows`, an array of shape (len(rows), dim)."""
 
 
 @dataclass(frozen=True)
@@ -57,8 +57,9 @@ class ObjectiveGradients:
 
     Guarantees
     ----------
-    Each example's vector is bounded to norm ≤ 1 by itself. How the user's arithmetic rounds may
-    depend on which other examples are in the chunk; `slack` counts that, and the rounding of sums.
+    Each example's vector is bounded to norm ≤ 1 by itself. The rounding of the user's arithmetic
+    may depend on which other examples are in the chunk; `slack` covers that, and the rounding of
+    sums.
     """
 
     objective: Objective
@@ -122,7 +123,7 @@ class ObjectiveGradients:
         return 0, left_out
 
     def per_example(self, x: Vector, batch: Rows) -> Vector:
-        """The batch's gradients that are finite, one a row."""
+        """The batch's gradients that are finite, as rows."""
         gradients = np.concatenate([np.empty((0, self.dim)), *self.chunks(x, batch)])
         return np.asarray(gradients[np.isfinite(gradients).all(axis=1)])
 

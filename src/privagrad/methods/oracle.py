@@ -24,7 +24,17 @@ from privagrad.privacy.sampling import Rows
 
 @dataclass
 class Diagnostics:
-    """Counts over all steps, taken without noise: NOT covered by the guarantee, not to publish."""
+    """Counts over all steps, without noise: NOT covered by the guarantee, do not publish them.
+
+    Attributes
+    ----------
+    examples : int
+        Rows in all batches.
+    clipped : int
+        Gradients that were shrunk.
+    nonfinite : int
+        Gradients that were left out because they are not finite.
+    """
 
     examples: int = 0
     clipped: int = 0
@@ -36,8 +46,8 @@ class GradientOracle:
 
     Guarantees
     ----------
-    Methods see private rows through this alone, and one release a batch, which is what the plan
-    counts: a second one is refused.
+    Methods see private rows only through this class. The plan counts one release per batch, and a
+    second one is refused.
     """
 
     def __init__(

@@ -38,8 +38,10 @@ class SubspaceAdaGrad(Method):
 
     Parameters
     ----------
-    rank : columns of V
-    ridge : added to the eigenvalues, for shorter first steps
+    rank : int
+        The number of columns of V.
+    ridge : float
+        Added to the eigenvalues, for shorter first steps.
     """
 
     rank: int = 20

@@ -50,10 +50,24 @@ _SMALLEST_DELTA = 1e-14
 
 @dataclass(frozen=True)
 class PrivacyReport:
-    """What a result really cost. `seeded` True means: someone can redraw the noise, not private.
+    """What a result really cost.
 
-    `sampling` is how the training drew its rows; None: all rows at once. `verified` False means:
-    the user vouches that every example's gradient depends on that example alone.
+    Attributes
+    ----------
+    epsilon, delta : float
+        The guarantee.
+    relation : {"zero-out", "replace-one"}
+        The neighbouring relation.
+    sampling : {"poisson", "with_replacement", "without_replacement"} or None
+        How the training drew its rows; None: all rows at once.
+    accountant : str
+        How the releases were composed.
+    events : tuple of events
+        All releases.
+    seeded : bool
+        Whether someone could draw the same noise again: such a result is NOT private.
+    verified : bool
+        False where the user vouches that every example's gradient depends on that example alone.
     """
 
     epsilon: float
@@ -94,9 +108,10 @@ class PrivacyPlan:
     Guarantees
     ----------
     ``epsilon(delta)`` is an upper bound for the composition of all events of this plan. What is
-    asked in each release may depend on the results of earlier ones; the events (noise, sampling,
-    counts) are fixed beforehand: a run that stops when its results say so costs its whole plan, and
-    runs that are chosen by earlier results need a filter (`privagrad.privacy.filters`).
+    computed in each release may depend on the results of earlier ones; the events (noise,
+    sampling, counts) are fixed beforehand. A run that stops early because of its results costs its
+    whole plan. Runs that are chosen by earlier results need a filter
+    (`privagrad.privacy.filters`).
     ``calibrate`` ends on the safe side: ``plan.epsilon(delta) <= epsilon``.
     """
 
@@ -127,7 +142,13 @@ class PrivacyPlan:
 
         Parameters
         ----------
-        other_events : events
+        epsilon, delta : float
+            The budget.
+        n_examples, batch_size, steps : int
+            The number of rows, the expected number of rows in a step, the number of steps.
+        sampling : {"poisson", "with_replacement", "without_replacement"}
+            How each step draws its rows.
+        other_events : iterable of events
             Further releases of fixed cost paid from the same budget (a moment query, a tuning
             run), composed with the gradients.
         """
@@ -304,10 +325,13 @@ class _Total:
 
     Attributes
     ----------
-    mu : all Gaussian releases over all rows are one, of means `mu` standard deviations apart
-    leak : the probability that any release shows everything
-    sampled : the composition of all releases where rows are sampled, in both directions of the
-        neighbouring relation; empty where there are none
+    mu : float
+        All Gaussian releases over all rows are one, of means `mu` standard deviations apart.
+    leak : float
+        The probability that any release shows everything.
+    sampled : tuple of Composition
+        The composition of all releases where rows are sampled, in both directions of the
+        neighbouring relation; empty where there are none.
     """
 
     mu: float

@@ -70,10 +70,14 @@ class _Window:
 
     Attributes
     ----------
-    first : number of the smallest loss, in intervals
-    deltas : δ at every loss of the window, without infinite losses
-    weight : E[e^{l - L}; L ≥ l] at the smallest loss l
-    below, above : bounds on the probability of losses outside
+    first : int
+        The number of the smallest loss, in intervals.
+    deltas : array
+        δ at every loss of the window, without infinite losses.
+    weight : float
+        E[e^{l - L}; L ≥ l] at the smallest loss l.
+    below, above : float
+        Bounds on the probability of losses outside.
     """
 
     first: int

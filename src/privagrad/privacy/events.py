@@ -34,6 +34,7 @@ class GaussianEvent:
         The noise's standard deviation over the bound on one example's vector; under replace-one
         the sensitivity is twice that bound, and the accountant counts it so.
     count : int
+        The number of releases.
     sampling : {"poisson", "with_replacement", "without_replacement"} or None
         How each release draws its rows; None: all rows.
     n_examples, batch_size : int

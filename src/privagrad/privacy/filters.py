@@ -1,8 +1,8 @@
-"""A privacy filter: what runs cost together, also where later ones are chosen by earlier results.
+"""A privacy filter: what runs cost together, also if later ones are chosen by earlier results.
 
 Privacy loss distributions of several runs compose if the settings of all of them are fixed
-beforehand. They do not bound what someone can do who looks at the first result and then picks, out
-of several runs that would fit, the one that hurts most. A Gaussian remainder does:
+beforehand. They do not bound the loss where someone looks at the first result and then picks, out
+of several runs that would fit, the one that reveals most. A Gaussian remainder does:
 
 - The first run depends on no result. It counts with its privacy loss distribution.
 - Every later run is covered by a Gaussian mechanism: by the least μ for which its privacy profile

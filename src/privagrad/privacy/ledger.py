@@ -1,4 +1,4 @@
-"""Budgets that outlive the process: what was spent on a data set, by whom and when, in SQLite.
+"""Budgets in a SQLite file: what was spent on a data set, by whom and when.
 
 A data set has a total (epsilon, delta). A run reserves what it is going to release before its first
 release, and reports at its end what it did release, before anyone else sees it. The cost of a data
@@ -26,7 +26,7 @@ from privagrad.privacy.events import Event, merged
 from privagrad.privacy.filters import epsilon_of_runs
 
 VERSION = 1
-"""Of the file, its `user_version`; files of privagrad 0.1 have none, which is 0."""
+"""The version of the file, its `user_version`; that of files of privagrad 0.1 is 0."""
 
 State = Literal["reserved", "finished", "released"]
 
@@ -82,7 +82,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Run:
-    """A run as the history tells it: `events` are those it is charged for."""
+    """A run of the history; `events` are those it is charged for."""
 
     name: str
     at: str
@@ -172,7 +172,7 @@ class Ledger:
     ) -> Account:
         """Open a budget for a data set; one content (fingerprint) has at most one budget.
 
-        Refused is also content that a run was charged for to another budget.
+        Content for which a run was charged to another budget is refused too.
         """
         if not name.strip():
             raise ValueError("Expected a name for the data set, found an empty one.")
@@ -486,7 +486,7 @@ def _runs(entries: list[Entry]) -> tuple[Run, ...]:
 
 
 def _beyond(made: tuple[Event, ...], reserved: tuple[Event, ...]) -> int:
-    """How many releases were made that nobody had reserved."""
+    """How many releases were made that were not reserved."""
     allowed = {replace(event, count=1): event.count for event in reserved}
     return sum(max(0, e.count - allowed.get(replace(e, count=1), 0)) for e in made)
 

@@ -195,7 +195,7 @@ class GaussianSum:
 
 
 _MECHANISM = object()
-"""What `GaussianSum` shows when it makes a `BoundedSum`: nobody else makes one."""
+"""The proof that `GaussianSum` makes a `BoundedSum`: no other code has it."""
 
 
 class BoundedSum:

@@ -79,8 +79,9 @@ def random_source(random_state: RandomState = None) -> RandomSource:
     Guarantees
     ----------
     With None every call draws new keys, and so does every forked process, for the generators that
-    it inherits: no two runs, threads or processes share a stream, and the numbers cannot be told
-    from random ones without the key. A seeded source stays the same in a forked process.
+    it inherits: no two runs, threads or processes share a stream, and the numbers cannot be
+    distinguished from random ones without the key. A seeded source stays the same in a forked
+    process.
     """
     if random_state is None:
         return _source((secure_generator() for _ in range(LANES + 1)), seeded=False)

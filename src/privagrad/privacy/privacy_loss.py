@@ -44,10 +44,14 @@ class LossGrid:
 
     Attributes
     ----------
-    first : the number of the smallest loss, in intervals
-    masses : probabilities of the losses first, first + 1, ...
-    certain : probability of an infinite loss
-    rounding : a bound on the relative error of upper tails by floating-point arithmetic
+    first : int
+        The number of the smallest loss, in intervals.
+    masses : array
+        Probabilities of the losses first, first + 1, ...
+    certain : float
+        The probability of an infinite loss.
+    rounding : float
+        A bound on the relative error of upper tails by floating-point arithmetic.
     """
 
     first: int

@@ -1,4 +1,4 @@
-"""The releases of one run, held against its plan while they are made."""
+"""The releases of one run, compared with its plan while they are made."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from privagrad.privacy.noise import RandomSource
 class Releases:
     """A plan, the randomness it is carried out with, and what was released so far.
 
-    Every mechanism asks here for its noise, by the purpose of its release.
+    Every mechanism takes its noise multiplier from here, by the purpose of its release.
 
     Parameters
     ----------
@@ -25,7 +25,7 @@ class Releases:
 
     Guarantees
     ----------
-    No release is made that the plan does not have, or more often than it has it.
+    A release that the plan does not contain, or that exceeds its count there, is refused.
     """
 
     def __init__(self, plan: PrivacyPlan, source: RandomSource, delta: float = math.nan) -> None:

@@ -1,4 +1,4 @@
-"""What is asked of all rows at once: votes for octaves, sums of powers, votes for norms.
+"""Queries over all rows: votes for octaves, sums of powers, votes for norms.
 
 Each query is one Gaussian release of vectors of norm at most 1.
 """
@@ -22,7 +22,7 @@ from privagrad.privacy.mechanism import GaussianSum
 from privagrad.privacy.releases import Releases
 
 LOWEST, OCTAVES = -40, 80
-"""Exponents of 2 that are told apart: entries from 1e-12 to 1e12."""
+"""The lowest exponent of 2 and how many are distinguished: entries from 1e-12 to 1e12."""
 
 # Octaves that the magnitude of a normal variable falls into, from 2^-3 σ to 2^2 σ.
 _SHAPE = np.array([0.10, 0.19, 0.30, 0.27, 0.04])
@@ -41,7 +41,7 @@ class Table(Protocol):
         """The number of rows and of columns."""
 
     def parts(self) -> Iterable[FlatRows]:
-        """All rows, in as many parts as memory asks for."""
+        """All rows, in as many parts as memory requires."""
 
 
 class Share(NamedTuple):
@@ -56,14 +56,18 @@ class Share(NamedTuple):
 
 @dataclass(frozen=True)
 class Ranges:
-    """What the votes tell about columns.
+    """What the votes show about columns.
 
     Attributes
     ----------
-    scale : per column a power of two near the size of its entries that are not 0
-    top : per column a power of two that all but the largest entries are below
-    share : per column the share of rows where it is not 0
-    row_norm : root of the number of non-zero entries of a row, averaged over rows
+    scale : array of shape (d,)
+        A power of two near the size of the column's entries that are not 0.
+    top : array of shape (d,)
+        A power of two that all but the largest entries of the column are below.
+    share : array of shape (d,)
+        The share of rows where the column is not 0.
+    row_norm : float
+        The root of the number of non-zero entries of a row, averaged over rows.
     """
 
     scale: Vector
@@ -88,7 +92,7 @@ def query_events(
 
 
 def private_ranges(rows: Table, releases: Releases, purpose: str) -> Ranges:
-    """A starting scale for every column from no knowledge at all.
+    """A first scale for every column, without any prior knowledge.
 
     Guarantees
     ----------
@@ -132,10 +136,10 @@ def _fit_shape(votes: Vector) -> Vector:
 
 
 def _cautious_octaves(votes: Vector, noise: float, others: NDArray[np.int64]) -> Vector:
-    """For columns that show little: the octave of most others, or if they differ the highest.
+    """For columns with few votes: the octave of most others, or the highest if they differ.
 
-    A column taken for too large is lost, one taken for too small drowns the others: so a higher
-    octave that it seems to show counts more.
+    A column whose scale is too large is lost. One whose scale is too small hides the others in
+    noise, so a higher octave with some votes is preferred.
     """
     counts = np.bincount(others, minlength=OCTAVES)
     usual = counts.argmax() if 2 * counts.max() > others.size else others.max()

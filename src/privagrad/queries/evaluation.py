@@ -1,4 +1,4 @@
-"""How well rows are fitted, asked of them once and privately: the curve and the figures to show."""
+"""How well the rows are fitted, in one private query: the curve and the figures to show."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _CURVE = 0.25
 _ROWS = 65_536
 FACTORS = np.geomspace(0.125, 1.414, 8)
 _USUAL = 4
-"""Bounded gradients make logistic models too sure; this factor is right for most of them."""
+"""Bounded gradients make logistic models overconfident; this factor is right for most."""
 
 
 @dataclass(frozen=True)
@@ -37,16 +37,24 @@ class Evaluation:
 
     Attributes
     ----------
-    steps, losses, clipped : the curve: after each of the steps, the mean loss, in which no row
-        counts more than `loss_cap`, and the share of rows whose gradients are shrunk
-    curve_noise : standard deviation of the noise in a point of `clipped`; times `loss_cap` in one
-        of `losses`
-    score : the share of right predictions, or 1 minus the mean loss over `loss_cap`
-    baseline : the same of the most frequent class, or of the target's centre
-    score_noise : standard deviation of the noise in both
-    shares : of the classes; empty for a regression
-    factor : what to multiply the model with so that its probabilities are right; 1 where it has
-        none
+    steps, losses, clipped : list
+        The curve: after each of the steps, the mean loss, in which no row counts more than
+        `loss_cap`, and the share of rows whose gradients are shrunk.
+    curve_noise : float
+        The standard deviation of the noise in a point of `clipped`; times `loss_cap` that in a
+        point of `losses`.
+    loss_cap : float
+        What no row's loss counts more than.
+    score : float
+        The share of right predictions, or 1 minus the mean loss over `loss_cap`.
+    baseline : float
+        The same for the most frequent class, or for the target's centre.
+    score_noise : float
+        The standard deviation of the noise in both.
+    shares : list of float
+        The shares of the classes; empty for a regression.
+    factor : float
+        The factor for the model that makes its probabilities right; 1 where it has none.
     """
 
     steps: list[int]
@@ -68,7 +76,7 @@ def evaluate(
     left_out: NDArray[np.bool_] | None,
     releases: Releases,
 ) -> Evaluation:
-    """What the rows say of the iterates of `path`, the last of which is the model.
+    """Evaluate the iterates of `path`, the last of which is the model, on the rows.
 
     Guarantees
     ----------
@@ -184,7 +192,7 @@ def _answer(
 def _squared_error(margins: Any, factor: Any, label: Any) -> Any:
     """Squared error of the classes' probabilities, from 0 to 1; true ones have the least mean.
 
-    Unlike a logarithm it is bounded, so that bounding rows does not favour being too sure.
+    Unlike a logarithm it is bounded, so that bounding rows does not favour overconfidence.
     """
     if margins.size == 1:
         sign = -1.0 if label == 1 else 1.0
@@ -201,7 +209,7 @@ def _squared_error(margins: Any, factor: Any, label: Any) -> Any:
 
 
 def _cap(loss: Loss, outputs: int) -> float:
-    """What no row's loss counts more than: twice that of knowing nothing, or of four units."""
+    """The largest loss that a row counts with: twice that at the start, or of four units."""
     if loss.regression:
         return 4 * loss.lipschitz
     return 2 * float(loss.value(*_at_start(outputs, max(outputs, 2)))[0])

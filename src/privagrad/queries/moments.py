@@ -1,4 +1,4 @@
-"""Scales of columns nobody knows beforehand: from noisy exponents and noisy powers.
+"""Unknown scales of columns, learned from noisy exponents and noisy powers.
 
 1. `queries.private_ranges`: each row votes, in every column where it is not 0, for the octave of
    its entry, with votes that together have norm 1. A column's octave stands out whatever its scale,
@@ -6,8 +6,8 @@
 2. `queries.whitened_moments`: columns divided by these scales, each row's entries and squares
    bounded in one norm for the whole row, summed with noise.
 
-Columns far from 0 are centred, and both are asked again around their centres. `algorithm3` is the
-paper's own way, for comparison.
+Columns far from 0 are centred, and both queries are repeated around their centres. `algorithm3` is
+the paper's own way, for comparison.
 """
 
 from __future__ import annotations
@@ -246,15 +246,26 @@ def algorithm3(
 
     Parameters
     ----------
-    noise : "accountant" for the noise that gives the guarantee; "paper" for the standard deviation
+    X : array of shape (n, d)
+        The rows.
+    ratio : float
+        r > 1, the moment ratio of the columns.
+    epsilon, delta : float
+        The budget.
+    source : RandomSource
+        The source of the noise.
+    rounds : int, optional
+        T, by default 3/2 log₂ d.
+    noise : {"accountant", "paper"}
+        "accountant" for the noise that gives the guarantee; "paper" for the standard deviation
         that the paper states, ρ_t² T sqrt(d log(T/δ)) / (n ε), which does NOT: the constant of
-        the Gaussian mechanism is missing (for T = 1, ε = 1, δ = 1e-6 the true δ is 1.06e-5)
+        the Gaussian mechanism is missing (for T = 1, ε = 1, δ = 1e-6 the true δ is 1.06e-5).
 
     Guarantees
     ----------
     With noise="accountant" (epsilon, delta)-differential privacy, as T Gaussian releases, n public.
     Rows that are not finite contribute nothing. For columns with moment ratio r, max σ_j = 1 and n
-    as `theory.required_rows` asks, with probability 1 - β max(σ_j, d^{-3/2})/2 ≤ σ̂_j ≤ 8 σ_j: the
+    as `theory.required_rows` states, with probability 1 - β max(σ_j, d^{-3/2})/2 ≤ σ̂_j ≤ 8 σ_j: the
     factor 2 of the theorem's statement is 8 in its proof, and columns below the floor return 2^-T.
     T = 3/2 log₂ d, so that the floor is d^{-3/2}.
     """
