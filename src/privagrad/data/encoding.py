@@ -22,7 +22,6 @@ Codes = NDArray[np.int32]
 _SPARSE = 0.3
 """Below this share of entries that are not 0, one-hot tables are kept sparse."""
 
-
 _LARGEST = 1e38
 """What rows in single precision can hold."""
 
@@ -41,18 +40,9 @@ def polars() -> Any:
 class Encoding:
     """The columns of the encoded matrix. All of it is public.
 
-    Attributes
-    ----------
-    names : list of str
-        A number keeps its column's name, a category is "column=category".
-    sparse : bool
-        Whether the matrix is CSR.
-    bounds : pair of arrays or None
-        Lower and upper bounds of all columns; None where some are not known.
-    groups : tuple of (int, int)
-        One-hot columns: from the first of a column's categories to before the next column's.
-    limits : array or None
-        What no entry of a column exceeds in size, infinite where that is not known.
+    A number keeps its column's name, a category is "column=category". `bounds` are known for all
+    columns or None. `groups` are the ranges of one-hot columns. No entry of a column exceeds its
+    limit in size; it is infinite where none is known.
     """
 
     names: list[str]
@@ -65,23 +55,20 @@ class Encoding:
 def encoding_of(schema: Schema) -> Encoding:
     """The matrix that a schema's features are encoded as; unknown categories have no columns."""
     names: list[str] = []
-    low: list[float] = []
-    high: list[float] = []
+    edges: list[tuple[float, float]] = []
     groups: list[tuple[int, int]] = []
     for column in schema.features:
         if column.kind == "number":
             names.append(column.name)
-            low.append(-math.inf if column.low is None else column.low)
-            high.append(math.inf if column.high is None else column.high)
+            low = -math.inf if column.low is None else column.low
+            edges.append((low, math.inf if column.high is None else column.high))
         elif column.categories:
             groups.append((len(names), len(names) + len(column.categories)))
             names += [f"{column.name}={category}" for category in column.categories]
-            low += [0.0] * len(column.categories)
-            high += [1.0] * len(column.categories)
-    numbers = sum(column.kind == "number" for column in schema.features)
+            edges += [(0.0, 1.0)] * len(column.categories)
     # One-hot columns hold one entry each.
-    sparse = len(schema.features) < _SPARSE * len(names) and numbers < len(names)
-    lower, upper = np.array(low, dtype=np.float64), np.array(high, dtype=np.float64)
+    sparse = bool(groups) and len(schema.features) < _SPARSE * len(names)
+    lower, upper = np.array(edges, dtype=np.float64).reshape(-1, 2).T.copy()
     limits = np.maximum(np.abs(lower), np.abs(upper))
     bounds = None
     if np.isfinite(limits).all():
@@ -93,14 +80,8 @@ def encoding_of(schema: Schema) -> Encoding:
 class Cells(NamedTuple):
     """Some rows after parsing.
 
-    Attributes
-    ----------
-    y : array of shape (n,) or None
-        The target: numbers, or codes of categories with -1 for others; NaN where missing.
-    numbers : array of shape (n, number columns)
-        Within their bounds, without blanks.
-    codes : array of shape (n, category columns)
-        -1 for blanks and for what is not one of the stated categories.
+    `y` holds numbers, or codes of categories with -1 for others; NaN where missing. `numbers` are
+    within their bounds and without blanks. `codes` are -1 for blanks and unknown categories.
     """
 
     y: Vector | None
@@ -111,13 +92,7 @@ class Cells(NamedTuple):
 class Parser:
     """Texts or typed cells as numbers and codes.
 
-    Parameters
-    ----------
-    schema : Schema
-    target : bool
-        Whether the target is parsed too.
-    unknown : sequence of str
-        Columns whose categories are to be discovered: their values get codes as they are met.
+    The values of `unknown` columns, whose categories are to be discovered, get codes as they occur.
     """
 
     def __init__(self, schema: Schema, *, target: bool = True, unknown: Sequence[str] = ()) -> None:

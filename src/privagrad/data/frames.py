@@ -6,6 +6,7 @@ import csv
 import sys
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,14 +33,8 @@ _WITHOUT_HEADER = "privagrad schema TABLE --no-header --names A,B,C"
 def infer_schema(path: Path, header: bool | None = None, separator: str | None = None) -> Schema:
     """What the header and the types of a file's columns say, and nothing of its values.
 
-    Parameters
-    ----------
-    path : Path
-    header : bool or None
-        Whether the first line of a text file names the columns. None: it does, and a first line
-        that might be a row is refused.
-    separator : str or None
-        Between the cells of a text file; None: the one that the first line has most of.
+    Without `header` the first line of a text file names the columns, and one that might be a row
+    is refused. Without `separator` it is the one that the first line has most of.
     """
     require_table(path)
     if is_libsvm(path):
@@ -138,20 +133,16 @@ def require_table(path: Path) -> None:
         )
 
 
-class _plain_errors:
+@contextmanager
+def _plain_errors(path: Path) -> Iterator[None]:
     """Errors of Polars as ours, in one line."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        theirs = polars().exceptions.PolarsError
-        if isinstance(error, (theirs, OSError)) and not isinstance(error, FileNotFoundError):
-            told = (str(error).strip() or "nothing that can be read").splitlines()[0][:200]
-            raise ValueError(f"Expected a table in {self.path.name}, found: {told}") from error
+    try:
+        yield
+    except FileNotFoundError:
+        raise
+    except (polars().exceptions.PolarsError, OSError) as error:
+        told = (str(error).strip() or "nothing that can be read").splitlines()[0][:200]
+        raise ValueError(f"Expected a table in {path.name}, found: {told}") from error
 
 
 def _kind(dtype: Any) -> Kind:

@@ -85,15 +85,21 @@ class SavedModel:
     def margins(self, X: Any) -> NDArray[np.float64]:
         return np.asarray(X @ self.coef.T + self.intercept, dtype=np.float64)
 
-    def predict(self, X: Any) -> NDArray[Any]:
-        """Labels, or numbers for a regression."""
+    def answers(self, X: Any) -> NDArray[np.float64]:
+        """Numbers for a regression, or the numbers of the predicted classes."""
         margins = self.margins(X)
         if self.classes is None:
             return margins[:, 0]
-        labels = np.asarray(self.classes, dtype=object)
-        if margins.shape[1] == 1:
-            return np.asarray(labels[(margins[:, 0] > 0).astype(int)])
-        return np.asarray(labels[margins.argmax(axis=1)])
+        guess = margins.argmax(axis=1) if margins.shape[1] > 1 else margins[:, 0] > 0
+        return np.asarray(guess, dtype=np.float64)
+
+    def predict(self, X: Any) -> NDArray[Any]:
+        """Labels, or numbers for a regression."""
+        answers = self.answers(X)
+        if self.classes is None:
+            return answers
+        labels: NDArray[Any] = np.asarray(self.classes, dtype=object)
+        return labels.take(answers.astype(int))
 
 
 def save_model(model: SavedModel, path: Path) -> None:
