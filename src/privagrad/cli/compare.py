@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -106,7 +105,7 @@ def compare(
     if report is not None:
         from privagrad.report.experiments import write_compare_report
 
-        write_compare_report(report, problem, [asdict(row) for row in table])
+        write_compare_report(report, problem, [row._asdict() for row in table])
     if not as_json:
         rows = [
             (r.method, f"{r.epsilon:g}", f"{r.loss:.5g}", f"{r.excess:.3g}",
@@ -116,7 +115,7 @@ def compare(
         columns = ("method", "epsilon", "loss", "excess", "spent", "seconds")
         show_table("Private optimizers", columns, rows)
         say_where(out, "compare.csv", "compare.png", "compare.svg")
-    return [asdict(row) for row in table]
+    return [row._asdict() for row in table]
 
 
 @command

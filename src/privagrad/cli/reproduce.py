@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -78,7 +77,7 @@ def rates(
     from privagrad.experiments import rates as experiment
 
     outcome = experiment.run(out, quick)
-    slopes = [asdict(slope) for slope in outcome.slopes]
+    slopes = [slope._asdict() for slope in outcome.slopes]
     if report is not None:
         from privagrad.report.experiments import write_rates_report
 

@@ -22,7 +22,7 @@ import numpy as np
 from privagrad import Ellipsoid, minimize
 from privagrad._internal.validate import Vector
 from privagrad.experiments import DELTA
-from privagrad.experiments.problems import FileProblem, Problem, load_problem
+from privagrad.experiments.problems import FileProblem, load_problem
 from privagrad.experiments.tasks import run_tasks
 from privagrad.methods import METHODS, Method
 from privagrad.methods.pdp_sgd import PDPSGD
@@ -63,22 +63,9 @@ VARIANTS = {
 class Conditions:
     """What is the same for all variants.
 
-    Attributes
-    ----------
-    problem : str or FileProblem
-        A built-in problem by name, or a file.
-    epsilons : tuple of float
-        Every private variant is tuned and run at each of them.
-    batch_size : int or None
-        None: √n, or n/100 where that is larger.
-    step_sizes : tuple of float
-        The step sizes that every variant tries.
-    tuning_runs : int
-        Runs of every setting that is tried.
-    runs : int
-        Runs of a variant's best setting.
-    points : int
-        Points of the recorded loss curve; 1 records the final loss only.
+    Every private variant is tuned and run at each epsilon: `tuning_runs` of every setting that is
+    tried, `runs` of the best. By default `batch_size` is √n, or n/100 where that is larger.
+    `points` are those of the recorded loss curve; 1 records the final loss only.
     """
 
     problem: str | FileProblem
@@ -263,9 +250,7 @@ def _final_loss(outcome: Outcome) -> float:
     return median if math.isfinite(median) else math.inf
 
 
-@lru_cache(maxsize=4)
-def _problem(name: str | FileProblem) -> Problem:
-    return load_problem(name)
+_problem = lru_cache(maxsize=4)(load_problem)
 
 
 @lru_cache(maxsize=32)

@@ -19,7 +19,7 @@ from privagrad._internal.validate import Vector
 from privagrad.experiments import DELTA
 from privagrad.experiments.arena import LossRecorder
 from privagrad.experiments.people import fit_people
-from privagrad.experiments.plots import COLOURS, draw_band, figure, save
+from privagrad.experiments.plots import COLOURS, draw_band, figure, label_losses, save
 from privagrad.experiments.problems import Regression, absolute_regression
 from privagrad.methods import METHODS
 
@@ -94,13 +94,8 @@ def print_table(outcomes: list[Outcome], problem: Regression) -> None:
         table.add_column(name, justify="left" if name == "method" else "right", no_wrap=True)
     for outcome in outcomes:
         loss = float(np.median(outcome.curves[:, -1]))
-        table.add_row(
-            outcome.entry.label,
-            f"{loss:.4f}",
-            f"{loss - floor:.4f}",
-            f"{outcome.privacy.epsilon:.4g}",
-            f"{outcome.seconds:.3f}",
-        )
+        cost = (f"{outcome.privacy.epsilon:.4g}", f"{outcome.seconds:.3f}")
+        table.add_row(outcome.entry.label, f"{loss:.4f}", f"{loss - floor:.4f}", *cost)
     console = Console()
     console.print(table)
     console.print(
@@ -125,9 +120,7 @@ def draw(outcomes: list[Outcome], out: Path) -> list[Path]:
         ylabel="mean absolute error (log scale)",
         title=f"Absolute regression at epsilon = {EPSILON:g}: median and quartiles of the runs",
     )
-    axes.set_yticks([0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0], minor=False)
-    axes.set_yticklabels(["0.01", "0.02", "0.05", "0.1", "0.2", "0.5", "1"])
-    axes.minorticks_off()
+    label_losses(axes)
     axes.legend(frameon=False)
     return save(fig, out / "demo")
 

@@ -27,16 +27,9 @@ class Regression(NamedTuple):
 
 @dataclass(frozen=True)
 class Problem:
-    """Private rows, public rows and public scales.
+    """Private rows, public rows with their targets, and public scales of the columns.
 
-    Attributes
-    ----------
-    sigma : array of shape (d,)
-        The scales of the columns, which count as public.
-    public : tuple
-        Public rows and their targets.
-    step_unit : float
-        Factor of the common step sizes: the size of a solution's coordinates.
+    `step_unit` is a factor of the common step sizes: the size of a solution's coordinates.
     """
 
     name: str
@@ -109,15 +102,8 @@ def absolute_regression(
 
 def _paper() -> Problem:
     X, y, sigma = absolute_regression(n=5500)
-    return Problem(
-        "absolute-regression",
-        "absolute",
-        X[:5000],
-        y[:5000],
-        sigma,
-        (X[5000:], y[5000:]),
-        Box(-1, 1),
-    )
+    public = (X[5000:], y[5000:])
+    return Problem("absolute-regression", "absolute", X[:5000], y[:5000], sigma, public, Box(-1, 1))
 
 
 def _text() -> Problem:
@@ -140,16 +126,10 @@ BUILT_IN = {"absolute-regression": _paper, "sparse-text": _text}
 
 @dataclass(frozen=True)
 class FileProblem:
-    """A file; a random share of its rows counts as public.
+    """A file; a random share of its rows counts as public, and `box` bounds every coefficient.
 
-    Attributes
-    ----------
-    target : str or None
-        The column to predict; None for a LIBSVM file.
-    box : float or None
-        Bound on every coefficient; None: no bound.
-    stamp : int
-        When the file was last changed, so that results of different versions are not mixed.
+    A LIBSVM file has no `target`. `stamp` is the time of the last change, so that results of
+    different versions of the file are not mixed.
     """
 
     path: str
