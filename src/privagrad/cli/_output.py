@@ -101,7 +101,7 @@ def say(text: str) -> None:
     Console().print(escape(text), highlight=False, soft_wrap=True)
 
 
-def table(
+def show_table(
     title: str, columns: Iterable[str], rows: Iterable[Iterable[object]], left: int = 1
 ) -> None:
     """Print a table; the first `left` columns are aligned to the left."""

@@ -5,14 +5,15 @@ from __future__ import annotations
 import csv
 import json
 import sys
+from dataclasses import fields
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from privagrad.cli._output import Json, JsonObject, LedgerPath, command, say, table
+from privagrad.cli._output import Json, JsonObject, LedgerPath, command, say, show_table
 from privagrad.privacy.codec import as_json as event_as_json
-from privagrad.privacy.ledger import Account, Ledger
+from privagrad.privacy.ledger import Account, Entry, Ledger
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -82,7 +83,7 @@ def list_(ledger: LedgerPath = None, as_json: Json = False) -> list[JsonObject]:
             for v in found
         ]  # fmt: skip
         columns = ("data set", "epsilon", "delta", "spent", "left", "runs")
-        table(f"Budgets in {opened.path}", columns, rows)
+        show_table(f"Budgets in {opened.path}", columns, rows)
     return found
 
 
@@ -112,7 +113,7 @@ def show(
             f"{name}: {account.spent:.4g} of epsilon {account.epsilon:g} spent, "
             f"{found['left']:.4g} left (delta {account.delta:g})"
         )
-        table(title, ("run", "since", "user", "state", "epsilon alone", "note"), rows, left=6)
+        show_table(title, ("run", "since", "user", "state", "epsilon alone", "note"), rows, left=6)
         reserved = [r["run"] for r in found["runs"] if r["state"] == "reserved"]
         if reserved:
             say(
@@ -158,21 +159,15 @@ def export(
 
     Example: `privagrad budget export people -o history.csv`
     """
-    entries = [
-        {
-            "number": e.number, "at": e.at, "user": e.user, "dataset": e.dataset, "run": e.run,
-            "state": e.state, "note": e.note, "events": [event_as_json(v) for v in e.events],
-        }
-        for e in Ledger(ledger).history(name)
-    ]  # fmt: skip
+    history = Ledger(ledger).history(name)
+    entries = [{**vars(e), "events": [event_as_json(v) for v in e.events]} for e in history]
     if out is None:
         if not as_json:
             json.dump(entries, sys.stdout, indent=1)
             print()
     elif out.suffix == ".csv":
         with out.open("w", encoding="utf-8", newline="") as file:
-            fields = ("number", "at", "user", "dataset", "run", "state", "note", "events")
-            writer = csv.DictWriter(file, fields)
+            writer = csv.DictWriter(file, [field.name for field in fields(Entry)])
             writer.writeheader()
             writer.writerows({**e, "events": json.dumps(e["events"])} for e in entries)
     elif out.suffix == ".json":

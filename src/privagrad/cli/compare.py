@@ -10,8 +10,7 @@ import typer
 
 from privagrad import Box, L2Ball
 from privagrad._internal import validate
-from privagrad.cli._output import Json, JsonObject, ReportPath, command, say, say_where
-from privagrad.cli._output import table as show_table
+from privagrad.cli._output import Json, JsonObject, ReportPath, command, say, say_where, show_table
 from privagrad.experiments import DELTA
 
 if TYPE_CHECKING:
@@ -26,11 +25,6 @@ Workers = Annotated[
 ]
 Epsilons = Annotated[str, typer.Option(help="Values of epsilon, separated by commas.")]
 Delta = Annotated[float, typer.Option(help="Probability that the guarantee may fail.")]
-
-
-def add_to(app: typer.Typer) -> None:
-    app.command()(compare)
-    app.command()(theory)
 
 
 def parse_epsilons(text: str) -> tuple[float, ...]:

@@ -10,8 +10,17 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from typer.models import OptionInfo
 
-from privagrad.cli._output import Json, JsonObject, LedgerPath, ReportPath, busy, command, note, say
-from privagrad.cli._output import table as show_table
+from privagrad.cli._output import (
+    Json,
+    JsonObject,
+    LedgerPath,
+    ReportPath,
+    busy,
+    command,
+    note,
+    say,
+    show_table,
+)
 
 if TYPE_CHECKING:
     from privagrad.data.models import SavedModel
@@ -21,11 +30,6 @@ if TYPE_CHECKING:
     from privagrad.privacy.ledger import Account
 
 Target = Annotated[str | None, typer.Option("--target", "-t", help="The column to predict.")]
-
-
-def add_to(app: typer.Typer) -> None:
-    app.command()(schema)
-    app.command()(fit)
 
 
 def _advanced(text: str, least: int | None = None) -> OptionInfo:

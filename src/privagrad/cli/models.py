@@ -12,16 +12,19 @@ import numpy as np
 import typer
 
 from privagrad._internal.atomic import atomic_write
-from privagrad.cli._output import Json, JsonObject, LedgerPath, ReportPath, busy, command, say
-from privagrad.cli._output import table as show_table
+from privagrad.cli._output import (
+    Json,
+    JsonObject,
+    LedgerPath,
+    ReportPath,
+    busy,
+    command,
+    say,
+    show_table,
+)
 from privagrad.data.models import SavedModel, load_model
 
 ModelFile = Annotated[Path, typer.Argument(help="A model file of privagrad fit.")]
-
-
-def add_to(app: typer.Typer) -> None:
-    app.command()(predict)
-    app.command()(show)
 
 
 @command

@@ -8,8 +8,7 @@ from typing import Annotated
 import typer
 
 from privagrad._internal import validate
-from privagrad.cli._output import Json, JsonObject, ReportPath, command, say, say_where
-from privagrad.cli._output import table as show_table
+from privagrad.cli._output import Json, JsonObject, ReportPath, command, say, say_where, show_table
 from privagrad.cli.compare import Epsilons, Out, Workers, parse_epsilons
 from privagrad.experiments.language.settings import RECIPES, Plan
 

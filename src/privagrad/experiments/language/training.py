@@ -166,19 +166,12 @@ class _Training:
 
     def save(self) -> None:
         self.checkpoint.parent.mkdir(parents=True, exist_ok=True)
-        extra: dict[str, Any] = {
-            "epoch": len(self.curve),
-            "curve": self.curve,
-            "seconds": self.seconds(),
-        }
-        if not self.setting.private:
-            extra["plain_optimizer"] = self.optimizer.state_dict()
+        done = {"epoch": len(self.curve), "curve": self.curve, "seconds": self.seconds()}
+        plain = {} if self.setting.private else {"plain_optimizer": self.optimizer.state_dict()}
         self.engine.save_checkpoint(
-            path=self.checkpoint,
-            module=self.module,
-            optimizer=self.optimizer,
-            checkpoint_dict=extra,
-        )
+            path=self.checkpoint, module=self.module, optimizer=self.optimizer,
+            checkpoint_dict={**done, **plain},
+        )  # fmt: skip
 
     def result(self) -> RunResult:
         texts, model = self.texts, self.model

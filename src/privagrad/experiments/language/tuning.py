@@ -50,25 +50,12 @@ class Tuner:
 
     Trials make the steps of the whole run with its noise, on fewer examples, and are compared by
     their perplexity on the first words of the validation text. Every trial is a line of
-    out/tuning.csv; trials in that file are not repeated.
-
-    Parameters
-    ----------
-    texts : Texts
-    out : Path
-        The folder of tuning.csv.
-    runs : Path
-        The folder of the runs on these texts.
-    show : callable or None
-        Takes a setting and returns the function that reports the progress of its trial.
+    out/tuning.csv; trials in that file are not repeated. `runs` is the folder of the runs on these
+    texts, and `show` returns the function that reports the progress of a trial.
     """
 
     def __init__(
-        self,
-        texts: Texts,
-        out: Path,
-        runs: Path,
-        show: Callable[[Setting], Report] | None = None,
+        self, texts: Texts, out: Path, runs: Path, show: Callable[[Setting], Report] | None = None
     ) -> None:
         self._texts = replace(texts, valid=texts.valid[: _WORDS + 1], test=None)
         self._log, self._runs, self._show = out / "tuning.csv", runs, show
