@@ -78,9 +78,7 @@ def _fail(error: BaseException, code: int, as_json: bool, message: str | None = 
         print(json.dumps({"error": text, "exit_code": code}, ensure_ascii=False))
     else:
         shown = "".join(c if c.isprintable() else "?" for c in text.replace("\n", " "))
-        Console(stderr=True).print(
-            f"[red]error:[/red] {escape(shown)}", highlight=False, soft_wrap=True
-        )
+        note(shown, "error", "red")
     raise typer.Exit(code) from None
 
 
@@ -89,11 +87,10 @@ def busy(what: str) -> AbstractContextManager[Any]:
     return Console(stderr=True).status(escape(what))
 
 
-def note(text: str, kind: str = "note") -> None:
-    """Print a note or a warning on standard error."""
-    Console(stderr=True).print(
-        f"[yellow]{kind}:[/yellow] {escape(text)}", highlight=False, soft_wrap=True
-    )
+def note(text: str, kind: str = "note", colour: str = "yellow") -> None:
+    """Print a note, a warning or an error on standard error."""
+    line = f"[{colour}]{kind}:[/{colour}] {escape(text)}"
+    Console(stderr=True).print(line, highlight=False, soft_wrap=True)
 
 
 def say(text: str) -> None:

@@ -93,20 +93,12 @@ class Parser:
     """Texts or typed cells as numbers and codes.
 
     The values of `unknown` columns, whose categories are to be discovered, get codes as they occur.
+    `counts` holds them in the order of their codes, with their numbers of rows. It is not private.
     """
 
     def __init__(self, schema: Schema, *, target: bool = True, unknown: Sequence[str] = ()) -> None:
         self.schema, self.target = schema, target
-        self._values: dict[str, dict[str, int]] = {name: {} for name in unknown}
-        self._counts: dict[str, list[int]] = {name: [] for name in unknown}
-
-    @property
-    def counts(self) -> dict[str, Counter[str]]:
-        """How many rows have each value of the unknown columns, by codes. Not private."""
-        return {
-            name: Counter(dict(zip(values, self._counts[name], strict=True)))
-            for name, values in self._values.items()
-        }
+        self.counts: dict[str, Counter[str]] = {name: Counter() for name in unknown}
 
     @property
     def columns(self) -> list[str]:
@@ -173,27 +165,15 @@ class Parser:
     def _codes(self, texts: pl.Series, column: Column) -> Codes:
         """The places of texts among the stated categories, or among all values met so far."""
         pl = polars()
-        known, places = list(column.categories), list(range(len(column.categories)))
-        if column.name in self._values:
-            known, places = self._count(texts, column.name)
-        if not known:
+        counts = self.counts.get(column.name)
+        if counts is not None:
+            counts.update(dict(texts.drop_nulls().value_counts().iter_rows()))
+        known = pl.Series(list(column.categories if counts is None else counts), dtype=pl.String)
+        if known.is_empty():
             return np.full(len(texts), -1, dtype=np.int32)
-        codes = texts.replace_strict(
-            pl.Series(known, dtype=pl.String), pl.Series(places, dtype=pl.Int32),
-            default=-1, return_dtype=pl.Int32,
-        )  # fmt: skip
+        places = pl.Series(range(len(known)), dtype=pl.Int32)
+        codes = texts.replace_strict(known, places, default=-1, return_dtype=pl.Int32)
         return np.asarray(codes.fill_null(-1).to_numpy(), dtype=np.int32)
-
-    def _count(self, texts: pl.Series, name: str) -> tuple[list[str], list[int]]:
-        """The values among the texts and their codes; values that are new get the next ones."""
-        codes, counts = self._values[name], self._counts[name]
-        found = dict(texts.drop_nulls().value_counts().iter_rows())
-        for value, count in found.items():
-            place = codes.setdefault(value, len(codes))
-            if place == len(counts):
-                counts.append(0)
-            counts[place] += count
-        return list(found), [codes[value] for value in found]
 
     def _texts(self, series: pl.Series, column: Column) -> pl.Series:
         """Texts without blanks around them; None for missing ones; one spelling of each."""
@@ -219,15 +199,15 @@ def one_hot(schema: Schema, encoding: Encoding, numbers: Any, codes: Codes, dtyp
 
         return hstack(list(_blocks(schema, numbers, codes)), format="csr")
     dense = np.zeros((len(numbers), len(encoding.names)), dtype=dtype)
-    at = number = category = 0
-    for column in schema.features:
+    at = 0
+    for column, cells in _cells(schema, numbers, codes):
         if column.kind == "number":
-            dense[:, at] = numbers[:, number]
-            at, number = at + 1, number + 1
+            dense[:, at] = cells
+            at += 1
         else:
-            known = np.flatnonzero(codes[:, category] >= 0)
-            dense[known, at + codes[known, category]] = 1.0
-            at, category = at + len(column.categories), category + 1
+            known = np.flatnonzero(cells >= 0)
+            dense[known, at + cells[known]] = 1.0
+            at += len(column.categories)
     return dense
 
 
@@ -235,15 +215,17 @@ def _blocks(schema: Schema, numbers: Any, codes: Codes) -> Iterator[Any]:
     """The columns of a sparse matrix, one feature after the other."""
     from scipy.sparse import csr_array
 
-    number = category = 0
-    for column in schema.features:
+    for column, cells in _cells(schema, numbers, codes):
         if column.kind == "number":
-            yield csr_array(numbers[:, number, None].astype(np.float64))
-            number += 1
-        else:
-            known = np.flatnonzero(codes[:, category] >= 0)
-            shape = (len(codes), len(column.categories))
-            entries = np.ones(known.size), (known, codes[known, category])
-            if shape[1]:
-                yield csr_array(entries, shape=shape)
-            category += 1
+            yield csr_array(cells[:, None].astype(np.float64))
+        elif column.categories:
+            known = np.flatnonzero(cells >= 0)
+            entries = np.ones(known.size), (known, cells[known])
+            yield csr_array(entries, shape=(len(cells), len(column.categories)))
+
+
+def _cells(schema: Schema, numbers: Any, codes: Codes) -> Iterator[tuple[Column, Any]]:
+    """The features, each with its numbers or its codes."""
+    cells = {"number": iter(numbers.T), "category": iter(codes.T)}
+    for column in schema.features:
+        yield column, next(cells[column.kind])

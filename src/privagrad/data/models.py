@@ -110,7 +110,9 @@ def save_model(model: SavedModel, path: Path) -> None:
     with atomic_write(path) as file, zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("model.json", json.dumps(card, indent=1, ensure_ascii=False))
         for name in _ARRAYS:
-            archive.writestr(f"{name}.npy", _packed(getattr(model, name)))
+            with archive.open(f"{name}.npy", "w") as entry:
+                array = np.ascontiguousarray(getattr(model, name), dtype=np.float64)
+                np.save(entry, array, allow_pickle=False)
 
 
 def load_model(path: Path) -> SavedModel:
@@ -149,9 +151,3 @@ def _check_shapes(model: SavedModel) -> None:
             raise ValueError(f"{name} of shape {found} instead of {shape}")
     if model.classes is not None and len(model.classes) != max(k, 2):
         raise ValueError(f"{len(model.classes)} classes for {k} rows of coefficients")
-
-
-def _packed(array: NDArray[np.float64]) -> bytes:
-    buffer = io.BytesIO()
-    np.save(buffer, np.ascontiguousarray(array, dtype=np.float64), allow_pickle=False)
-    return buffer.getvalue()

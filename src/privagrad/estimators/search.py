@@ -42,18 +42,9 @@ class Candidate:
 
 @dataclass(frozen=True)
 class RunPlan:
-    """One run before it happens.
+    """One run before it happens: the budget and plan of its fit, and its noisy score.
 
-    Attributes
-    ----------
-    epsilon : float
-        The budget of the run's fit.
-    fit : Plan
-        The fit of the first candidate; all candidates release the same.
-    score : GaussianEvent
-        The noisy score.
-    selection : SelectEvent
-        The releases of all runs together.
+    All candidates release the same. `selection` holds the releases of all runs together.
     """
 
     epsilon: float
