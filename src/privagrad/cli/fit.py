@@ -203,21 +203,13 @@ def fit(
     if ledger is not None and dataset is None:
         raise ValueError("Expected --dataset NAME with --ledger, found none.")
     labels = None if classes is None else tuple(part.strip() for part in classes.split(","))
+    stated = None if schema is None else read_schema(schema)
+    choices = Choices(steps, batch_size, step_size, radius, method)
+    budgets = None if dataset is None else Ledger(ledger)
     request = fitting.FitRequest(
-        table,
-        target,
-        epsilon,
-        delta,
-        loss,
-        quantile,
-        None if schema is None else read_schema(schema),
-        labels,
-        Choices(steps, batch_size, step_size, radius, method),
-        seed,
-        dataset,
-        None if dataset is None else Ledger(ledger),
-        test,
-    )
+        table, target, epsilon, delta, loss, quantile, stated, labels, choices, seed, dataset,
+        budgets, test,
+    )  # fmt: skip
     with busy(f"reading {table.name}"):
         job = fitting.prepare(request)
     if not as_json:
