@@ -16,14 +16,7 @@ from privagrad.fitting.budget import paying_account, require_own_rows
 from privagrad.fitting.request import FitRequest, complete
 from privagrad.fitting.snapshots import fingerprint, snapshot
 from privagrad.glm.losses import Loss
-from privagrad.linear import (
-    Choices,
-    Plan,
-    PublicFacts,
-    default_delta,
-    plan_fit,
-    warn_if_hopeless,
-)
+from privagrad.linear import Choices, Plan, PublicFacts, default_delta, plan_fit, warn_if_hopeless
 from privagrad.privacy.accounting import PrivacyPlan
 from privagrad.privacy.events import Event
 from privagrad.privacy.ledger import Account
