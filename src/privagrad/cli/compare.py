@@ -15,7 +15,6 @@ from privagrad.experiments import DELTA
 
 if TYPE_CHECKING:
     from privagrad.experiments.problems import FileProblem
-    from privagrad.theory import Advice
 
 Out = Annotated[
     Path, typer.Option(help="Folder for the results. An interrupted run is resumed from there.")
@@ -154,12 +153,14 @@ def theory(
         sigma = np.loadtxt(scales, dtype=np.float64, ndmin=1)
     advice = theorems.advice(sigma, rows, epsilon, delta, domain)
     least = float(size * lower(sigma, rows, epsilon))
-    values = [{"method": a.method, "radius": a.radius, **_parts(a)} for a in advice]
+    values = [
+        {"method": a.method, "radius": a.radius, "bound": a.bound.total,
+         "optimization": a.bound.optimization, "noise": a.bound.privacy, "projection": a.bound.bias}
+        for a in advice
+    ]  # fmt: skip
     if not as_json:
-        shown = [
-            (a.method, *(f"{part:.3g}" for part in _parts(a).values()), f"{a.radius:.3g}")
-            for a in advice
-        ]
+        keys = ("bound", "optimization", "noise", "projection", "radius")
+        shown = [(v["method"], *(f"{v[key]:.3g}" for key in keys)) for v in values]
         columns = ("method", "bound", "optimisation", "noise", "projection", "radius")
         show_table(f"Upper bounds on the excess loss over {domain!r}", columns, shown)
         say(
@@ -167,13 +168,3 @@ def theory(
             f"{least:.2g} on some such data set."
         )
     return {"lower_bound": least, "methods": values}
-
-
-def _parts(advice: Advice) -> dict[str, float]:
-    bound = advice.bound
-    return {
-        "bound": bound.total,
-        "optimization": bound.optimization,
-        "noise": bound.privacy,
-        "projection": bound.bias,
-    }

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import codecs
 import csv
-import io
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
@@ -54,8 +54,7 @@ def predict(
     labels = fitted.classes if probabilities and fitted.classes else []
     count = 0
     with atomic_write(out) as file:
-        text = io.TextIOWrapper(file, encoding="utf-8", newline="", write_through=True)
-        writer = csv.writer(text, lineterminator="\n")
+        writer = csv.writer(codecs.getwriter("utf-8")(file), lineterminator="\n")
         writer.writerow(["prediction", *(f"probability of {label}" for label in labels)])
         with busy(f"predicting {table.name}"):
             for X, _, _ in fitted.rows(table):
@@ -64,8 +63,6 @@ def predict(
                     columns += _probabilities(fitted.margins(X)).T.tolist()
                 writer.writerows(zip(*columns, strict=True))
                 count += X.shape[0]
-        text.flush()
-        text.detach()
     if not as_json:
         say(f"wrote {count} predictions to {out}")
     return {"rows": count, "out": str(out)}

@@ -151,10 +151,13 @@ def _kind(dtype: Any) -> Kind:
 
 def _text_kind(texts: pl.Series) -> Kind:
     """Numbers where all texts but blanks are."""
-    pl = polars()
-    told = texts.str.strip_chars()
-    told = told.filter(told.is_not_null() & (told != ""))
-    return "category" if told.cast(pl.Float64, strict=False).null_count() else "number"
+    numbers = _not_blank(texts).cast(polars().Float64, strict=False)
+    return "category" if numbers.null_count() else "number"
+
+
+def _not_blank(texts: pl.Series) -> pl.Series:
+    texts = texts.str.strip_chars()
+    return texts.filter(texts.is_not_null() & (texts != ""))
 
 
 def _separator_of(path: Path) -> str:
@@ -229,7 +232,7 @@ def _require_evident_header(rows: pl.DataFrame, path: Path) -> None:
         found = "a sign for a missing value in it"
     elif any((column == name).any() for name, column in texts.items()):
         found = "a cell of it again below, as a value of the same column"
-    elif not any(_holds_numbers(column) for column in texts.values()):
+    elif all(_not_blank(t).is_empty() or _text_kind(t) == "category" for t in texts.values()):
         found = "text alone in all columns, where a header cannot be told from a row"
     else:
         return
@@ -238,11 +241,6 @@ def _require_evident_header(rows: pl.DataFrame, path: Path) -> None:
         "columns become public. If it holds names and nobody's values: privagrad schema TABLE "
         f"--header. For a file without a header: {_WITHOUT_HEADER}. Then fit with --schema."
     )
-
-
-def _holds_numbers(column: pl.Series) -> bool:
-    told = column.filter(column.is_not_null() & (column != ""))
-    return bool(len(told)) and _text_kind(told) == "number"
 
 
 def _is_number(text: str) -> bool:

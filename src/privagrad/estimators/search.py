@@ -53,10 +53,6 @@ class RunPlan:
     selection: SelectEvent
 
 
-def _best_has(name: str) -> Any:
-    return available_if(lambda search: hasattr(search.estimator, name))
-
-
 class PrivateSearch(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
     """The best of a random number of private fits, by a noisy score on held-out rows.
 
@@ -160,7 +156,7 @@ class PrivateSearch(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
         check_is_fitted(self, "best_estimator_")
         return self.best_estimator_.predict(X)  # type: ignore[no-any-return]
 
-    @_best_has("predict_proba")  # type: ignore[untyped-decorator]
+    @available_if(lambda search: hasattr(search.estimator, "predict_proba"))  # type: ignore[untyped-decorator]
     def predict_proba(self, X: Any) -> NDArray[np.float64]:
         """Probabilities by the best run's model."""
         check_is_fitted(self, "best_estimator_")

@@ -29,7 +29,7 @@ from privagrad.report.fit import write_fit_report
 
 EPSILON, BATCH_SIZE, STEPS = 1.0, 70, 1000
 RECORDED = range(10, STEPS + 1, 10)
-_JOBS = ("clerk", "cook", "driver", "farmer", "nurse", "seller", "teacher", "unknown")
+_JOBS = ("clerk", "cook", "driver", "farmer", "nurse", "seller", "teacher", "")
 _EFFECTS = np.array([0.0, -0.9, -0.4, -1.2, 0.3, 0.1, 0.8, -0.5])
 
 
@@ -145,11 +145,8 @@ def write_people(path: Path, rows: int, seed: int) -> None:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(["age", "hours", "savings", "rooms", "job", "insured"])
         for i in range(rows):
-            job_name = "" if _JOBS[job[i]] == "unknown" else _JOBS[job[i]]
-            insured = "yes" if chance[i] > 0 else "no"
-            writer.writerow(
-                [age[i], f"{hours[i]:.1f}", f"{savings[i]:.2f}", rooms[i], job_name, insured]
-            )
+            numbers = age[i], f"{hours[i]:.1f}", f"{savings[i]:.2f}", rooms[i]
+            writer.writerow([*numbers, _JOBS[job[i]], "yes" if chance[i] > 0 else "no"])
 
 
 SCHEMA = Schema(

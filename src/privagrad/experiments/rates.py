@@ -2,11 +2,9 @@
 
 PAGAN on the box [-1, 1]^d and PASAN on the Euclidean unit ball minimise the objective of the lower
 bounds, F(x; z) = ⟨x, z⟩ with |z_j| ≤ σ_j = j^-decay. σ is public, the scale is optimal, and the
-radius is the largest norm of such rows. The bounds hold for the worst rows at each n and epsilon.
-Rows with small means have a small excess loss, and the signs of large means are easy to find. So,
-as in the proof of Theorem 4, z_j = ±σ_j with means as large as the noise: `hardness` times
-B C_jj^{-1/2}/(nε). Their sum is (Σσ^{2/3})^{3/2}/(nε) on the box, and their norm Σσ/(nε) on the
-ball. The worst of several hardnesses is reported; it lies inside their range.
+radius is the largest norm of such rows. The bounds hold for the worst rows: as in the proof of
+Theorem 4, z_j = ±σ_j with means as large as the noise, `hardness` times B C_jj^{-1/2}/(nε). The
+worst of several hardnesses is reported.
 
 The measured slope in epsilon is about -0.9 instead of -1: the noise multiplier that (ε, δ) needs is
 smaller than sqrt(2 log(1/δ))/ε, and the difference shrinks as epsilon grows.
