@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import functools
+import io
 import json
 import warnings
 from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext, redirect_stdout
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -39,7 +40,7 @@ ReportPath = Annotated[
 
 
 def command(function: Callable[..., object]) -> Callable[..., None]:
-    """Make a command: with --json print what it returns; print errors in one line."""
+    """Make a command: print errors in one line; with --json print what it returns, nothing else."""
 
     @functools.wraps(function)
     def wrapped(**arguments: Any) -> None:
@@ -49,7 +50,8 @@ def command(function: Callable[..., object]) -> Callable[..., None]:
                 warnings.simplefilter("always", UserWarning)
                 # Warnings are printed at once, before anything is spent.
                 warnings.showwarning = lambda message, *_: note(str(message), "warning")
-                result = function(**arguments)
+                with redirect_stdout(io.StringIO()) if as_json else nullcontext():
+                    result = function(**arguments)
             if as_json:
                 print(json.dumps(result, ensure_ascii=False, indent=1, default=str))
         except typer.Exit:

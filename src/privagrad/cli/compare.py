@@ -99,15 +99,14 @@ def compare(
         from privagrad.report.experiments import write_compare_report
 
         write_compare_report(report, problem, [row._asdict() for row in table])
-    if not as_json:
-        rows = [
-            (r.method, f"{r.epsilon:g}", f"{r.loss:.5g}", f"{r.excess:.3g}",
-             f"{r.epsilon_spent:.4g}", f"{r.seconds:.3f}")
-            for r in table
-        ]  # fmt: skip
-        columns = ("method", "epsilon", "loss", "excess", "spent", "seconds")
-        show_table("Private optimizers", columns, rows)
-        say_where(out, "compare.csv", "compare.png", "compare.svg")
+    rows = [
+        (r.method, f"{r.epsilon:g}", f"{r.loss:.5g}", f"{r.excess:.3g}",
+         f"{r.epsilon_spent:.4g}", f"{r.seconds:.3f}")
+        for r in table
+    ]  # fmt: skip
+    columns = ("method", "epsilon", "loss", "excess", "spent", "seconds")
+    show_table("Private optimizers", columns, rows)
+    say_where(out, "compare.csv", "compare.png", "compare.svg")
     return [row._asdict() for row in table]
 
 
@@ -158,13 +157,12 @@ def theory(
          "optimization": a.bound.optimization, "noise": a.bound.privacy, "projection": a.bound.bias}
         for a in advice
     ]  # fmt: skip
-    if not as_json:
-        keys = ("bound", "optimization", "noise", "projection", "radius")
-        shown = [(v["method"], *(f"{v[key]:.3g}" for key in keys)) for v in values]
-        columns = ("method", "bound", "optimisation", "noise", "projection", "radius")
-        show_table(f"Upper bounds on the excess loss over {domain!r}", columns, shown)
-        say(
-            f"Use {advice[0].method}. Every private method has an excess loss of at least about "
-            f"{least:.2g} on some such data set."
-        )
+    keys = ("bound", "optimization", "noise", "projection", "radius")
+    shown = [(v["method"], *(f"{v[key]:.3g}" for key in keys)) for v in values]
+    columns = ("method", "bound", "optimisation", "noise", "projection", "radius")
+    show_table(f"Upper bounds on the excess loss over {domain!r}", columns, shown)
+    say(
+        f"Use {advice[0].method}. Every private method has an excess loss of at least about "
+        f"{least:.2g} on some such data set."
+    )
     return {"lower_bound": least, "methods": values}

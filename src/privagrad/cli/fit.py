@@ -90,12 +90,10 @@ def schema(
         found = replace(found, target=target)
     text = template(found, table.name)
     if out is None:
-        if not as_json:
-            print(text, end="")
+        print(text, end="")
     else:
         out.write_text(text, encoding="utf-8")
-        if not as_json:
-            say(f"wrote {out}. Fill it in, then: privagrad fit {table.name} --schema {out} ...")
+        say(f"wrote {out}. Fill it in, then: privagrad fit {table.name} --schema {out} ...")
     return as_values(found)
 
 

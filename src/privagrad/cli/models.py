@@ -63,8 +63,7 @@ def predict(
                     columns += _probabilities(fitted.margins(X)).T.tolist()
                 writer.writerows(zip(*columns, strict=True))
                 count += X.shape[0]
-    if not as_json:
-        say(f"wrote {count} predictions to {out}")
+    say(f"wrote {count} predictions to {out}")
     return {"rows": count, "out": str(out)}
 
 
@@ -92,10 +91,9 @@ def show(
         name = fitted.made["dataset"]
         account = Ledger(ledger).account(name) if name else None
         write_fit_report(report, fitted, account)
-    if not as_json:
-        _show(fitted, everything)
-        if report is not None:
-            say(f"wrote {report}")
+    _show(fitted, everything)
+    if report is not None:
+        say(f"wrote {report}")
     return {
         "loss": fitted.loss,
         "classes": fitted.classes,

@@ -52,9 +52,8 @@ def figure1(
         from privagrad.report.experiments import write_figure1_report
 
         write_figure1_report(report, summary)
-    if not as_json:
-        _print_figure1(summary)
-        say_where(out, "figure1.csv", "figure1.png", "figure1-average.png", "figure1.json")
+    _print_figure1(summary)
+    say_where(out, "figure1.csv", "figure1.png", "figure1-average.png", "figure1.json")
     return summary
 
 
@@ -82,16 +81,15 @@ def rates(
 
         points = [point._asdict() for point in outcome.points]
         write_rates_report(report, points, slopes, experiment.LABELS)
-    if not as_json:
-        rows = [
-            (s.method.upper(), experiment.LABELS[s.varied], f"{s.measured:.2f}",
-             f"{s.predicted:.2f}", f"{s.measured - s.predicted:+.2f}")
-            for s in outcome.slopes
-        ]  # fmt: skip
-        columns = ("method", "against", "measured", "predicted", "difference")
-        show_table("Slopes of log excess loss", columns, rows, left=2)
-        say("Measured: medians over seeds. Predicted: the privacy terms of Theorems 1 and 2.")
-        say_where(out, *(path.name for path in outcome.files))
+    rows = [
+        (s.method.upper(), experiment.LABELS[s.varied], f"{s.measured:.2f}",
+         f"{s.predicted:.2f}", f"{s.measured - s.predicted:+.2f}")
+        for s in outcome.slopes
+    ]  # fmt: skip
+    columns = ("method", "against", "measured", "predicted", "difference")
+    show_table("Slopes of log excess loss", columns, rows, left=2)
+    say("Measured: medians over seeds. Predicted: the privacy terms of Theorems 1 and 2.")
+    say_where(out, *(path.name for path in outcome.files))
     return {"slopes": slopes, "files": [str(path) for path in outcome.files]}
 
 
@@ -194,11 +192,10 @@ def table1(
         from privagrad.report.experiments import write_language_report
 
         write_language_report(report, rows)
-    if not as_json:
-        _print_table1(rows)
-        if texts.test is None:
-            say("There was no test.txt: the test column is empty.")
-        say_where(out, "table1.csv", "table1.md", "curves.csv", "figure2.png", "figure2.svg")
+    _print_table1(rows)
+    if texts.test is None:
+        say("There was no test.txt: the test column is empty.")
+    say_where(out, "table1.csv", "table1.md", "curves.csv", "figure2.png", "figure2.svg")
     return rows
 
 
