@@ -184,9 +184,7 @@ pagan_bound = _THEOREM_2.bound
 
 
 def lipschitz_moment(norms: ArrayLike, p: float) -> float:
-    """Ĝ_p(S; C) = (mean of norms^p)^{1/p}, eq. "empirical_lipobj".
-
-    A moment of private rows is itself private.
+    """Ĝ_p(S; C) = (mean of norms^p)^{1/p}, eq. "empirical_lipobj". Not private.
 
     Parameters
     ----------
@@ -348,9 +346,8 @@ def unknown_moments_bound(
 def box_lower_bound(sigma: ArrayLike, n: int, epsilon: float) -> float:
     """(Σ_j σ_j^{2/3})^{3/2} / (nε log^{5/2} d): Theorem 4, for the domain [-1, 1]^d.
 
-    Every (ε, δ)-private method has this expected excess of -⟨x, z⟩ on some rows |z_j| ≤ σ_j. The
-    theorem needs √d log d ≤ nε, and δ smaller than all powers of 1/n. Its proof drops O(1)
-    factors. Here log d counts as at least 1.
+    Every (ε, δ)-private method has this expected excess of -⟨x, z⟩, up to O(1), on some rows
+    |z_j| ≤ σ_j if √d log d ≤ nε and δ is smaller than all powers of 1/n. Here log d is at least 1.
     """
     deviations, size = _lower_bound_setting(sigma, n, epsilon, log_power=1)
     total = math.pow((deviations ** (2 / 3)).sum(), 1.5)

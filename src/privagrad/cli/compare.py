@@ -77,6 +77,7 @@ def compare(
     from privagrad.experiments import compare as experiment
     from privagrad.experiments.arena import VARIANTS, Conditions
     from privagrad.experiments.problems import BUILT_IN, FileProblem
+    from privagrad.report.experiments import write_compare_report
 
     names = tuple(VARIANTS) if methods == "all" else tuple(methods.split(","))
     for name in names:
@@ -96,8 +97,6 @@ def compare(
     )
     table = experiment.run(out, conditions, names, workers)
     if report is not None:
-        from privagrad.report.experiments import write_compare_report
-
         write_compare_report(report, problem, [row._asdict() for row in table])
     rows = [
         (r.method, f"{r.epsilon:g}", f"{r.loss:.5g}", f"{r.excess:.3g}",

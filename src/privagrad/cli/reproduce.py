@@ -45,12 +45,10 @@ def figure1(
     Example: `privagrad reproduce figure1 --out results --quick`
     """
     from privagrad.experiments import figure1 as experiment
+    from privagrad.report.experiments import write_figure1_report
 
-    settings = experiment.QUICK if quick else experiment.FULL
-    summary = experiment.run(out, settings, workers)
+    summary = experiment.run(out, experiment.QUICK if quick else experiment.FULL, workers)
     if report is not None:
-        from privagrad.report.experiments import write_figure1_report
-
         write_figure1_report(report, summary)
     _print_figure1(summary)
     say_where(out, "figure1.csv", "figure1.png", "figure1-average.png", "figure1.json")
@@ -73,12 +71,11 @@ def rates(
     Example: `privagrad reproduce rates --quick`
     """
     from privagrad.experiments import rates as experiment
+    from privagrad.report.experiments import write_rates_report
 
     outcome = experiment.run(out, quick)
     slopes = [slope._asdict() for slope in outcome.slopes]
     if report is not None:
-        from privagrad.report.experiments import write_rates_report
-
         points = [point._asdict() for point in outcome.points]
         write_rates_report(report, points, slopes, experiment.LABELS)
     rows = [
@@ -182,6 +179,7 @@ def table1(
     from privagrad.experiments.downloads import fetch_wikitext2
     from privagrad.experiments.language.corpus import read_texts
     from privagrad.experiments.language.runs import run
+    from privagrad.report.experiments import write_language_report
 
     if download:
         fetch_wikitext2(data_dir)
@@ -189,8 +187,6 @@ def table1(
     out.mkdir(parents=True, exist_ok=True)
     rows = run(texts, plan, out)
     if report is not None:
-        from privagrad.report.experiments import write_language_report
-
         write_language_report(report, rows)
     _print_table1(rows)
     if texts.test is None:

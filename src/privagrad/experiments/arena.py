@@ -1,9 +1,8 @@
 """Methods compared under equal conditions: the same problem, the same tuning, the same measure.
 
 Every variant tries the same step sizes, and as radii the same multiples of the median gradient norm
-in the norm of its own ellipsoid. The setting with the least median final loss over a few tuning
-runs is then run with other seeds. Tuning reads the private rows: these are experiments, not
-releases.
+in the norm of its own ellipsoid. The setting with the least median final loss is then run with
+other seeds.
 """
 
 from __future__ import annotations

@@ -90,8 +90,7 @@ def absolute_regression(
 ) -> Regression:
     """Section 5.1: a ~ N(0, diag(σ)²) with σ_j = j^-decay, y = ⟨a, x*⟩ + Laplace(tau).
 
-    x* is uniform on {-1, 1}^dim. The paper does not say when it draws new data; here every seed is
-    one data set.
+    x* is uniform on {-1, 1}^dim, and every seed is one data set.
     """
     rng = np.random.default_rng(seed)
     sigma: Vector = np.arange(1, dim + 1, dtype=np.float64) ** -decay
@@ -143,9 +142,8 @@ class FileProblem:
 def load_problem(name: str | FileProblem) -> Problem:
     """A built-in problem by name, or one from a file.
 
-    The public rows of a file give the scales σ_j and the unit of the step sizes. The scales are the
-    root mean squares of the columns, with one additional row of the average scale, so that none is
-    0.
+    The public rows of a file give the scales: the root mean squares of the columns, with one
+    additional row of the average scale, so that none is 0.
     """
     if isinstance(name, str):
         return BUILT_IN[choice("problem", name, BUILT_IN)]()
