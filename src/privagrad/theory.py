@@ -295,8 +295,6 @@ def biased_adagrad_bound(
 
     (diam_∞² / (2α) + α) Σ_j sqrt(Σ_k ĝ_kj²) / T + diam_{C⁻¹} · bias.
 
-    At the paper's α = diam_∞ the factor is 3/2 diam_∞, where the theorem states diam_∞.
-
     Parameters
     ----------
     gradients, domain, bias, scale

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import numpy as np
 import typer
@@ -12,9 +12,6 @@ from privagrad import Box, L2Ball
 from privagrad._internal import validate
 from privagrad.cli._output import Json, JsonObject, ReportPath, command, say, say_where, show_table
 from privagrad.experiments import DELTA
-
-if TYPE_CHECKING:
-    from privagrad.experiments.problems import FileProblem
 
 Out = Annotated[
     Path, typer.Option(help="Folder for the results. An interrupted run is resumed from there.")

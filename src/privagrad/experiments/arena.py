@@ -37,7 +37,6 @@ _PARTS = 6
 class Variant:
     """A method with an ellipsoid of scale σ^power."""
 
-    name: str
     method: Method
     power: float = 0.0
 
@@ -46,15 +45,11 @@ class Variant:
         return self.method.shape != "none"
 
 
-VARIANTS = {
-    variant.name: variant
-    for variant in (
-        *(Variant(name, method, method.scale_power) for name, method in METHODS.items()),
-        Variant("pasan-identity", METHODS["pasan"]),
-        Variant("pagan-identity", METHODS["pagan"]),
-        Variant("pdp-sgd-20", PDPSGD(20)),
-        Variant("pdp-sgd-50", PDPSGD(50)),
-    )
+VARIANTS = {name: Variant(method, method.scale_power) for name, method in METHODS.items()} | {
+    "pasan-identity": Variant(METHODS["pasan"]),
+    "pagan-identity": Variant(METHODS["pagan"]),
+    "pdp-sgd-20": Variant(PDPSGD(20)),
+    "pdp-sgd-50": Variant(PDPSGD(50)),
 }
 
 
@@ -150,7 +145,7 @@ def run_trial(trial: Trial) -> Outcome:
     scale = problem.sigma**variant.power
     radius = trial.radius_factor * _median_norm(trial.problem, variant.power)
     steps = recorded_steps(trial.steps, trial.points)
-    recorders, seconds = [], []
+    outcome: Outcome = {"losses": [], "averaged": [], "epsilon": math.nan, "seconds": math.inf}
     for seed in trial.seeds:
         recorder = LossRecorder(problem.objective, problem.X.shape[1], steps)
         start = time.perf_counter()
@@ -172,17 +167,15 @@ def run_trial(trial: Trial) -> Outcome:
             progress=False,
             threads=1,
         )
-        seconds.append(time.perf_counter() - start - recorder.seconds)
+        seconds = time.perf_counter() - start - recorder.seconds
         if variant.method.one_shot:  # one point: its curve is constant
             recorder.losses = [problem.objective(result.last)] * len(steps)
             recorder.averaged = recorder.losses
-        recorders.append(recorder)
-    return {
-        "losses": [recorder.losses for recorder in recorders],
-        "averaged": [recorder.averaged for recorder in recorders],
-        "epsilon": result.privacy.epsilon,
-        "seconds": min(seconds),
-    }
+        outcome["losses"].append(recorder.losses)
+        outcome["averaged"].append(recorder.averaged)
+        outcome["epsilon"] = result.privacy.epsilon
+        outcome["seconds"] = min(outcome["seconds"], seconds)
+    return outcome
 
 
 def tune_and_run(

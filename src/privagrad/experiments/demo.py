@@ -10,8 +10,8 @@ from __future__ import annotations
 import argparse
 import csv
 import time
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -33,8 +33,7 @@ _JOBS = ("clerk", "cook", "driver", "farmer", "nurse", "seller", "teacher", "")
 _EFFECTS = np.array([0.0, -0.9, -0.4, -1.2, 0.3, 0.1, 0.8, -0.5])
 
 
-@dataclass(frozen=True)
-class Entry:
+class Entry(NamedTuple):
     """A method as the demonstration runs it."""
 
     method: str
@@ -52,8 +51,7 @@ ENTRIES = (
 )
 
 
-@dataclass(frozen=True)
-class Outcome:
+class Outcome(NamedTuple):
     """Loss curves (runs × recorded steps), and the time of the fastest run."""
 
     entry: Entry

@@ -61,7 +61,8 @@ class Problem:
         if self.loss == "absolute":
             losses = [Loss("huber", bend) for bend in (1e-1, 1e-2, 1e-3, 1e-4, 1e-5)]
         box = self.domain if isinstance(self.domain, Box) else Box(-np.inf, np.inf)
-        bounds = np.stack([box.low * self.sigma, box.high * self.sigma], axis=1)
+        bounds: Any = np.stack([box.low * self.sigma, box.high * self.sigma], axis=1)
+        options: Any = {"maxiter": 1000, "ftol": 1e-11, "gtol": 1e-9}
         point = np.zeros_like(self.sigma)
         for loss in losses:
             smooth = GlmGradients(loss, self._gradients.rows, self.y)
@@ -71,10 +72,8 @@ class Problem:
                 value, gradient = smooth.value_and_gradient(v / self.sigma)
                 return value / unit, gradient / self.sigma / unit
 
-            options: Any = {"maxiter": 1000, "ftol": 1e-11, "gtol": 1e-9}
-            edges: Any = bounds
             point = solve(
-                scaled, point, jac=True, method="L-BFGS-B", bounds=edges, options=options
+                scaled, point, jac=True, method="L-BFGS-B", bounds=bounds, options=options
             ).x
         return self.objective(point / self.sigma)
 

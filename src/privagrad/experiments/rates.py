@@ -32,8 +32,10 @@ from privagrad import Box, Ellipsoid, L2Ball, minimize, theory
 from privagrad._internal.validate import Vector
 from privagrad.experiments import DELTA, write_csv
 from privagrad.experiments.plots import COLOURS, draw_band, figure, save
+from privagrad.geometry.domains import Domain
 
 METHODS = ("pagan", "pasan")
+DOMAINS: dict[str, Domain] = {"pagan": Box(-1, 1), "pasan": L2Ball(1.0)}
 THEOREMS = {"pagan": (2, 4), "pasan": (1, 5)}
 LABELS = {"n": "rows n", "dim": "dimension d", "epsilon": "epsilon", "decay": "decay of σ"}
 
@@ -156,15 +158,13 @@ def run(out: Path, quick: bool = False) -> Outcome:
     """
     size = QUICK if quick else FULL
     settings = [
-        (varied, value, method)
+        (varied, value, method, replace(size.base, **{varied: value}))  # type: ignore[arg-type]
         for varied, values in size.values.items()
         for value, method in product(values, METHODS)
     ]
-    wanted = {(_at(size.base, varied, value), method) for varied, value, method in settings}
-    measured = _measure(size, wanted)
+    measured = _measure(size, {(problem, method) for _, _, method, problem in settings})
     points, privacy = [], []
-    for varied, value, method in settings:
-        problem = _at(size.base, varied, value)
+    for varied, value, method, problem in settings:
         hardness, excesses = measured[problem, method]
         bound, lower = _bounds(problem, method, hardness, size.steps)
         low, middle, high = np.quantile(excesses, [0.25, 0.5, 0.75]).tolist()
@@ -175,10 +175,6 @@ def run(out: Path, quick: bool = False) -> Outcome:
     table = write_csv(out / "rates.csv", Point._fields, points)
     settings_file = _write_json(size, slopes, hardest, out)
     return Outcome(points, slopes, [table, settings_file, *_draw(points, out)])
-
-
-def _at(base: Problem, varied: str, value: float) -> Problem:
-    return replace(base, **{varied: value})  # type: ignore[arg-type]
 
 
 def _measure(
@@ -214,7 +210,7 @@ def _excesses(size: Size, task: _Task) -> Vector:
             epsilon=problem.epsilon,
             delta=DELTA,
             ellipsoid=problem.ellipsoid(method),
-            domain=_domain(method),
+            domain=DOMAINS[method],
             batch_size=problem.n,
             steps=size.steps,
             random_state=seed,
@@ -228,10 +224,6 @@ def _excesses(size: Size, task: _Task) -> Vector:
     return np.array(excesses)
 
 
-def _domain(method: str) -> Box | L2Ball:
-    return Box(-1, 1) if method == "pagan" else L2Ball(1.0)
-
-
 def _bounds(
     problem: Problem, method: str, hardness: float, steps: int
 ) -> tuple[theory.Bound, float]:
@@ -241,7 +233,7 @@ def _bounds(
     n, epsilon, ellipsoid = problem.n, problem.epsilon, problem.ellipsoid(method)
     # No row is projected, and the gradient of the whole sample is its mean.
     sigma, moment = problem.means(method, hardness), ellipsoid.radius
-    setting = (_domain(method), n, epsilon, DELTA, steps)
+    setting = (DOMAINS[method], n, epsilon, DELTA, steps)
     return upper(sigma, ellipsoid, moment, np.inf, *setting), lower(problem.sigma, n, epsilon)
 
 

@@ -26,12 +26,8 @@ def read_tokens(path: Path) -> list[str]:
     """The words of a file; every line ends with the word <eos>."""
     if not path.is_file():
         raise FileNotFoundError(f"Expected a text file, found nothing at {path}.")
-    tokens: list[str] = []
     with path.open(encoding="utf-8") as lines:
-        for line in lines:
-            tokens.extend(line.split())
-            tokens.append(END)
-    return tokens
+        return [token for line in lines for token in (*line.split(), END)]
 
 
 def read_folder(folder: Path) -> list[str]:

@@ -133,17 +133,10 @@ class Plan:
 
     def _setting(self, method: str, epsilon: float, seed: int) -> Setting:
         recipe = RECIPES[method]
-        batch_size = self.batch_size or recipe.batch_size(epsilon)
-        setting = Setting(
-            method,
-            epsilon,
-            recipe.step_size(epsilon, PAPER_BATCH_SIZE if self.quick else batch_size),
-            schedule=recipe.schedule,
-            epochs=self.epochs,
-            batch_size=batch_size,
-            seed=seed,
-            sample=self.sample,
-        )
+        size = self.batch_size or recipe.batch_size(epsilon)
+        step_size = recipe.step_size(epsilon, PAPER_BATCH_SIZE if self.quick else size)
+        setting = Setting(method, epsilon, step_size, schedule=recipe.schedule, seed=seed)
+        setting = replace(setting, epochs=self.epochs, batch_size=size, sample=self.sample)
         if self.quick:
             return replace(setting, batch_size=50, width=32, epochs=min(self.epochs, 2))
         return setting

@@ -50,11 +50,9 @@ def write_results(out: Path, rows: list[Row], texts: Texts, trials: list[Trial])
     """Write table1.csv and .md, curves.csv, figure2.png and .svg."""
     write_csv(out / "table1.csv", COLUMNS, [[row[key] for key in COLUMNS] for row in rows])
     curves = [
-        (row["method"], row["epsilon"], row["seed"], epoch, rounds, value)
+        (row["method"], row["epsilon"], row["seed"], epoch, rounds, row["valid_curve"][epoch - 1])
         for row in rows
-        for epoch, (rounds, value) in enumerate(
-            zip(_rounds(row), row["valid_curve"], strict=True), 1
-        )
+        for epoch, rounds in enumerate(_rounds(row), start=1)
     ]
     columns = ("method", "epsilon", "seed", "epoch", "rounds", "valid_perplexity")
     write_csv(out / "curves.csv", columns, curves)

@@ -189,12 +189,8 @@ class _Training:
 
 def _optimizer(setting: Setting, model: LanguageModel) -> Any:
     """The plain optimizer; typed loosely, because the engine replaces it by a private one."""
-    parameters = model.parameters()
-    if setting.kind in ("dp-sgd", "sgd"):
-        return SGD(parameters, lr=setting.step_size)
-    if setting.kind == "pasan":
-        return AdaptiveSGD(parameters, lr=setting.step_size)
-    return Adagrad(parameters, lr=setting.step_size)
+    kinds: dict[str, Any] = {"dp-sgd": SGD, "sgd": SGD, "pasan": AdaptiveSGD}
+    return kinds.get(setting.kind, Adagrad)(model.parameters(), lr=setting.step_size)
 
 
 def _head_start(optimizer: Any, steps: int) -> None:
