@@ -1,20 +1,18 @@
 """The paper's theorems as functions: moments, radii, upper and lower bounds, advice.
 
-The paper hides constants in O(·) and leaves c of Lemma 1 open. With the constants below, each upper
-bound is proved for the average of x_0 ... x_{T-1} and for gradients that are bounded radially:
+The paper hides constants in O(·). With those below, each upper bound is proved for the average of
+x_0 ... x_{T-1} and for gradients that are bounded radially:
 
-- c = 1/2 in Lemma 1. T = n²/(2b²) steps with noise sqrt(log(1/δ))/(bε) compose, in the limit of
-  many small steps, to ε + ε²/(4 log(1/δ)) at δ. An accountant's noise for any other T leaves as
-  much noise in the average of the gradients.
-- 3/2 before the regret, diam/2 + diam at α = diam. The appendix has 3/2 for SGD. Its Theorem 7 on
-  biased AdaGrad states 1, which its proof does not give.
+- c = 1/2 in Lemma 1: T = n²/(2b²) steps with noise sqrt(log(1/δ))/(bε) compose, in the limit of
+  many small steps, to ε + ε²/(4 log(1/δ)) at δ.
+- 3/2 before the regret: diam/2 + diam at α = diam. Theorem 7 states 1, which its proof does not
+  give.
 - 1 before gradients and noise, from √(x + y) ≤ √x + √y, where the paper has √2.
 - 1 in Example 1: a centred σ²-sub-Gaussian X has E[|X|^p]^{1/p} ≤ σ√p.
-- p = max(log d, log(nε), 2) where p is chosen here. The paper takes log d, at which Theorems 1 and
-  2 give 1/(nε)^{1 - 1/p}: eq. "pagan-subgaussian-bound" drops a factor (nε)^{1/log d}, which is a
-  constant only where n is a power of d.
+- p = max(log d, log(nε), 2). At the paper's log d, eq. "pagan-subgaussian-bound" drops a factor
+  (nε)^{1/log d}.
 
-Theorems are numbered in the order of the paper; 6 to 9 are the four of the appendix.
+Theorems are numbered in the order of the paper; 6 to 9 are those of the appendix.
 """
 
 from __future__ import annotations
@@ -39,14 +37,8 @@ _REGRET = 1.5
 class Bound:
     """An upper bound on the expected excess loss, by its three causes.
 
-    Attributes
-    ----------
-    optimization : float
-        What the method pays without privacy, the paper's diam · R(T).
-    privacy : float
-        What the noise costs.
-    bias : float
-        What moving gradients into the ellipsoid costs.
+    `optimization` is diam · R(T), the bound without privacy; `privacy` is what the noise costs, and
+    `bias` what moving gradients into the ellipsoid costs.
     """
 
     optimization: float
@@ -61,19 +53,7 @@ class Bound:
 
 @dataclass(frozen=True, eq=False)
 class Advice:
-    """One method with the settings of its theorem, and the bound of the theorem.
-
-    Attributes
-    ----------
-    method : str
-        Its name, as `minimize` takes it.
-    scale : array of shape (d,)
-        C of the ellipsoid.
-    radius : float
-        B of the ellipsoid.
-    bound : Bound
-        The bound on the expected excess loss.
-    """
+    """A method, C and B of its ellipsoid as in its theorem, and the bound of the theorem."""
 
     method: str
     scale: Vector
@@ -83,13 +63,9 @@ class Advice:
 
 @dataclass(frozen=True)
 class Theorem:
-    """Theorem 1 on PASAN or Theorem 2 on PAGAN.
+    """Theorem 1 on PASAN or, if `adaptive`, Theorem 2 on PAGAN.
 
-    Attributes
-    ----------
-    adaptive : bool
-        Whether the steps are AdaGrad's (Theorem 2). The diameter is then diam_∞ and coordinates
-        add up to |a| = Σ_j a_j; in Theorem 1 they are diam_2 and |a| = sqrt(Σ_j a_j²).
+    Theorem 1 has diam = diam_2 and |a| = sqrt(Σ_j a_j²), Theorem 2 diam_∞ and |a| = Σ_j |a_j|.
     """
 
     adaptive: bool
@@ -111,7 +87,7 @@ class Theorem:
         moment : float
             G_2p(C).
         p : float
-            The p of `moment`; at p = inf the radius is 2 G_∞(C).
+            At least 1; inf gives 2 G_∞(C).
         scale : array of shape (d,)
             C.
         domain : Domain
@@ -143,14 +119,13 @@ class Theorem:
         privacy = 3/2 diam B |C^{-1/2}| sqrt(log(1/δ) / c) / (nε),
         bias = diam_{C⁻¹} (2 G_2p(C))^p / ((p - 1) B^{p-1}).
 
-        The bias is at most diam_{C⁻¹} 2 G_2p(C), which no projection exceeds, and is
-        diam_{C⁻¹} max(0, G_∞(C) - B) at p = inf.
+        The bias is at most diam_{C⁻¹} 2 G_2p(C), and at p = inf diam_{C⁻¹} max(0, G_∞(C) - B).
 
         Parameters
         ----------
         sigma : array of shape (d,)
             Root mean squares of the coordinates of single examples' gradients. Where the ellipsoid
-            moves no gradient, those of a batch's mean gradient g^k are enough.
+            moves no gradient, those of a batch's mean are enough.
         ellipsoid : Ellipsoid
             C and B.
         moment, p, domain, n, epsilon, delta
@@ -199,22 +174,17 @@ _METHODS = {
 }
 
 pasan_radius = _THEOREM_1.radius
-"""B of Theorem 1, as stated there: see `Theorem.radius`."""
-
+"""B of Theorem 1: see `Theorem.radius`."""
 pagan_radius = _THEOREM_2.radius
-"""B of Theorem 2, as stated there: see `Theorem.radius`."""
-
+"""B of Theorem 2: see `Theorem.radius`."""
 pasan_bound = _THEOREM_1.bound
 """Theorem 1 at any radius: see `Theorem.bound`."""
-
 pagan_bound = _THEOREM_2.bound
 """Theorem 2 at any radius: see `Theorem.bound`."""
 
 
 def lipschitz_moment(norms: ArrayLike, p: float) -> float:
-    """Ĝ_p(S; C) = (mean of norms^p)^{1/p}, eq. "empirical_lipobj".
-
-    A moment of private rows is itself private.
+    """Ĝ_p(S; C) = (mean of norms^p)^{1/p}, eq. "empirical_lipobj". Not private.
 
     Parameters
     ----------
@@ -280,9 +250,8 @@ def biased_sgd_bound(
 
     diam_2² / (2T α_{T-1}) + Σ_k α_k ‖ĝ_k‖² / (2T) + diam_{C⁻¹} · bias.
 
-    The mean over runs bounds the expected excess loss of the average of x_0 ... x_{T-1},
-    `Descent.queried_average`. It bounds that of each single run where all of ĝ_k - f'(x_k) counts
-    as bias.
+    Its mean over runs bounds the expected excess loss of `Descent.queried_average`; it bounds that
+    of each run where all of ĝ_k - f'(x_k) counts as bias.
 
     Parameters
     ----------
@@ -326,8 +295,6 @@ def biased_adagrad_bound(
 
     (diam_∞² / (2α) + α) Σ_j sqrt(Σ_k ĝ_kj²) / T + diam_{C⁻¹} · bias.
 
-    At the paper's α = diam_∞ the factor is 3/2 diam_∞, where the theorem states diam_∞.
-
     Parameters
     ----------
     gradients, domain, bias, scale
@@ -345,26 +312,18 @@ def biased_adagrad_bound(
 
 
 def unknown_moments_bound(
-    sigma: ArrayLike,
-    ratio: float,
-    domain: Domain,
-    n: int,
-    epsilon: float,
-    delta: float,
-    steps: int,
+    sigma: ArrayLike, ratio: float, domain: Domain, n: int, epsilon: float, delta: float, steps: int
 ) -> Bound:
     """Theorem 3: PAGAN with Ĉ_j = (r σ̂_j)^{-4/3}/4 for the worst σ̂ that Algorithm 3 may return.
 
-    Its privacy and bias are O(1) diam_∞ r (Σ_j σ_j^{2/3})^{3/2} log(d/δ) / (nε) where nε is at most
-    a power of d. The constants are those of `Theorem.bound`, with the noise of the largest
-    σ̂ = 2σ and G_2p of the least σ̂ = σ/2. The floor d^{-3/2} max_j σ_j holds on both sides of eq.
-    "sigma-hat-good": the paper forgets it on the right. p = max(log d, 2), because the theorem
-    assumes no moments above 2 log d; for d < 8 it needs those up to 4.
+    Privacy and bias are O(1) diam_∞ r (Σ_j σ_j^{2/3})^{3/2} log(d/δ) / (nε) where nε is at most a
+    power of d: `Theorem.bound` with the noise of σ̂ = 2σ, G_2p of σ̂ = σ/2 and p = max(log d, 2).
+    The floor d^{-3/2} max_j σ_j holds on both sides of eq. "sigma-hat-good".
 
     Parameters
     ----------
     sigma : array of shape (d,)
-        Root mean squares of the coordinates of z, of any size.
+        Root mean squares of the coordinates of z.
     ratio : float
         The moment ratio r > 1 of z.
     domain, n, steps
@@ -385,10 +344,8 @@ def unknown_moments_bound(
 def box_lower_bound(sigma: ArrayLike, n: int, epsilon: float) -> float:
     """(Σ_j σ_j^{2/3})^{3/2} / (nε log^{5/2} d): Theorem 4, for the domain [-1, 1]^d.
 
-    Every (ε, δ)-private method has this expected excess of -⟨x, z⟩ on some rows |z_j| ≤ σ_j. The
-    theorem needs √d log d ≤ nε, and δ smaller than all powers of 1/n. It states the constant 1,
-    but its proof drops O(1) factors. Here log d counts as at least 1: the bound then has a meaning
-    at d = 1 and is smaller at d = 2.
+    Every (ε, δ)-private method has this expected excess of -⟨x, z⟩, up to O(1), on some rows
+    |z_j| ≤ σ_j if √d log d ≤ nε and δ is smaller than all powers of 1/n. Here log d is at least 1.
     """
     deviations, size = _lower_bound_setting(sigma, n, epsilon, log_power=1)
     total = math.pow((deviations ** (2 / 3)).sum(), 1.5)
@@ -407,18 +364,8 @@ def ball_lower_bound(sigma: ArrayLike, n: int, epsilon: float) -> float:
 def required_rows(dim: int, ratio: float, epsilon: float, delta: float, beta: float) -> int:
     """Theorem 3's n, with which Algorithm 3 is within a factor 2 with probability 1 - β.
 
-    1000 r² log(8d/β) max(T √d log² r log(T/δ)/ε, r²) with T = 3/2 log d, here at least 1.
-
-    Parameters
-    ----------
-    dim : int
-        d.
-    ratio : float
-        The moment ratio r > 1.
-    epsilon, delta : float
-        The budget of Algorithm 3.
-    beta : float
-        The probability of failure, in (0, 1).
+    1000 r² log(8d/β) max(T √d log² r log(T/δ)/ε, r²) with d = `dim`, the moment ratio r > 1, the
+    budget of Algorithm 3, the probability of failure β, and T = 3/2 log d, here at least 1.
     """
     d, r = validate.integer("dim", dim), _ratio(ratio)
     budget, tail = validate.positive("epsilon", epsilon), validate.delta_of(delta)
@@ -430,12 +377,7 @@ def required_rows(dim: int, ratio: float, epsilon: float, delta: float, beta: fl
 
 
 def advice(
-    sigma: ArrayLike,
-    n: int,
-    epsilon: float,
-    delta: float,
-    domain: Domain,
-    steps: int | None = None,
+    sigma: ArrayLike, n: int, epsilon: float, delta: float, domain: Domain, steps: int | None = None
 ) -> list[Advice]:
     """The methods by their bounds, least first: the first is the recommendation.
 

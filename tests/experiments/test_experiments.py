@@ -68,18 +68,6 @@ def test_a_finished_task_is_not_run_again(tmp_path):
     assert first == again
 
 
-def test_a_journal_of_version_0_1_is_read(tmp_path):
-    trial = Trial("sparse-text", "dp-sgd", 1.0, 1e-5, 50, 20, 0.1, 0.5, (0,))
-    former = (
-        "Bout(problem='sparse-text', contender='dp-sgd', epsilon=1.0, delta=1e-05, batch_size=50, "
-        "steps=20, step_size=0.1, radius_factor=0.5, seeds=(0,), looks=1)"
-    )
-    outcome = {"losses": [[0.5]], "averaged": [[0.6]], "epsilon": 0.9, "seconds": 0.1}
-    journal = tmp_path / "journal.jsonl"
-    journal.write_text(json.dumps({"task": former, "outcome": outcome}) + "\n")
-    assert run_tasks(_refuse, [trial], journal, "running", workers=1) == {trial: outcome}
-
-
 def _refuse(task):
     raise AssertionError("this outcome is in the journal")
 

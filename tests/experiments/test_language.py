@@ -32,8 +32,7 @@ from privagrad.experiments.language.model import LanguageModel, perplexity
 from privagrad.experiments.language.settings import RECIPES, Plan, Setting
 from privagrad.experiments.language.tables import COLUMNS, interval
 from privagrad.experiments.language.training import _factors, train
-from privagrad.experiments.language.tuning import read_trials
-from privagrad.experiments.tuning import Rung, halve, ladder
+from privagrad.experiments.language.tuning import Rung, halve, ladder, read_trials
 from privagrad.privacy.accounting import PrivacyPlan
 from privagrad.privacy.events import GaussianEvent
 

@@ -23,10 +23,10 @@ from privagrad.data import readers, tables
 from privagrad.data.models import load_model, save_model
 from privagrad.data.readers import open_table
 from privagrad.data.schema import Column, Schema
-from privagrad.fitting import FitRequest, fingerprint, prepare, run, scores
+from privagrad.fitting import FitRequest, fingerprint, prepare, run, save
 from privagrad.fitting import fit as fit_module
 from privagrad.fitting import save as save_module
-from privagrad.fitting.snapshots import Snapshot
+from privagrad.fitting.snapshots import snapshot
 from privagrad.linear import Choices
 from privagrad.privacy.accounting import PrivacyPlan
 from privagrad.privacy.events import GaussianEvent
@@ -150,7 +150,7 @@ def test_a_model_is_saved_once_after_the_ledger_even_if_its_test_fails(
     job = prepare(request(tmp_path, dataset="rows", ledger=ledger, test=test))
     done = []
     real: dict[str, Any] = {
-        "score": scores.with_scores,
+        "score": save.with_scores,
         "save": save_model,
         "finish": Ledger.finish,
     }
@@ -334,7 +334,7 @@ def test_a_copy_that_fails_leaves_nothing(tmp_path, monkeypatch):
 
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.setattr(shutil, "copyfile", full_disk)
-    with pytest.raises(OSError, match="no space"), Snapshot(tmp_path / "rows.csv"):
+    with pytest.raises(OSError, match="no space"), snapshot(tmp_path / "rows.csv"):
         pass
     assert list(tmp_path.iterdir()) == []
 

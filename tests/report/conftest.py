@@ -10,18 +10,8 @@ from typing import TYPE_CHECKING, NoReturn
 import numpy as np
 import pytest
 
-from privagrad.report import (
-    Banner,
-    Block,
-    Card,
-    Figure,
-    Series,
-    Table,
-    Text,
-    bar_chart,
-    gauge,
-    line_chart,
-)
+from privagrad.report.charts import Series, bar_chart, gauge, line_chart
+from privagrad.report.page import Banner, Block, Card, Figure, Table, Text
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from privagrad.report import Block, write_page
+from privagrad.report.page import Block, write_page
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page

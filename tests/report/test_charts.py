@@ -11,7 +11,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from privagrad.report import Chart, Series, bar_chart, gauge, line_chart
+from privagrad.report.charts import Series, bar_chart, gauge, line_chart
+from privagrad.report.page import Chart
 
 NUMBERS = st.floats(allow_nan=True, allow_infinity=True)
 ELEMENTS = {"svg", "title", "desc", "g", "path", "rect", "text"}

@@ -11,8 +11,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from privagrad.report import Banner, Block, Card, Figure, Series, Table, Text, line_chart
-from privagrad.report.page import aligned, readable, render, write_page
+from privagrad.report.charts import Series, line_chart
+from privagrad.report.page import (
+    Banner,
+    Block,
+    Card,
+    Figure,
+    Table,
+    Text,
+    aligned,
+    readable,
+    render,
+    write_page,
+)
 
 VOID = {"meta"}
 

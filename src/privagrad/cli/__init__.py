@@ -33,10 +33,9 @@ With text columns, and a budget for all runs on the same data:
 Exit codes: 0 success, 1 bug in privagrad, 2 wrong input, 3 refused by the budget, 130
 interrupted.""",
 )
-fit.add_to(app)
-models.add_to(app)
+for command in (fit.schema, fit.fit, models.predict, models.show, compare.compare, compare.theory):
+    app.command()(command)
 app.add_typer(budget.app, name="budget")
-compare.add_to(app)
 app.add_typer(reproduce.app, name="reproduce")
 
 

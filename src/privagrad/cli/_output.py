@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import functools
+import io
 import json
 import warnings
 from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext, redirect_stdout
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -39,7 +40,7 @@ ReportPath = Annotated[
 
 
 def command(function: Callable[..., object]) -> Callable[..., None]:
-    """Make a command: with --json print what it returns; print errors in one line."""
+    """Make a command: print errors in one line; with --json print what it returns, nothing else."""
 
     @functools.wraps(function)
     def wrapped(**arguments: Any) -> None:
@@ -49,7 +50,8 @@ def command(function: Callable[..., object]) -> Callable[..., None]:
                 warnings.simplefilter("always", UserWarning)
                 # Warnings are printed at once, before anything is spent.
                 warnings.showwarning = lambda message, *_: note(str(message), "warning")
-                result = function(**arguments)
+                with redirect_stdout(io.StringIO()) if as_json else nullcontext():
+                    result = function(**arguments)
             if as_json:
                 print(json.dumps(result, ensure_ascii=False, indent=1, default=str))
         except typer.Exit:
@@ -78,9 +80,7 @@ def _fail(error: BaseException, code: int, as_json: bool, message: str | None = 
         print(json.dumps({"error": text, "exit_code": code}, ensure_ascii=False))
     else:
         shown = "".join(c if c.isprintable() else "?" for c in text.replace("\n", " "))
-        Console(stderr=True).print(
-            f"[red]error:[/red] {escape(shown)}", highlight=False, soft_wrap=True
-        )
+        note(shown, "error", "red")
     raise typer.Exit(code) from None
 
 
@@ -89,11 +89,10 @@ def busy(what: str) -> AbstractContextManager[Any]:
     return Console(stderr=True).status(escape(what))
 
 
-def note(text: str, kind: str = "note") -> None:
-    """Print a note or a warning on standard error."""
-    Console(stderr=True).print(
-        f"[yellow]{kind}:[/yellow] {escape(text)}", highlight=False, soft_wrap=True
-    )
+def note(text: str, kind: str = "note", colour: str = "yellow") -> None:
+    """Print a note, a warning or an error on standard error."""
+    line = f"[{colour}]{kind}:[/{colour}] {escape(text)}"
+    Console(stderr=True).print(line, highlight=False, soft_wrap=True)
 
 
 def say(text: str) -> None:
@@ -101,7 +100,7 @@ def say(text: str) -> None:
     Console().print(escape(text), highlight=False, soft_wrap=True)
 
 
-def table(
+def show_table(
     title: str, columns: Iterable[str], rows: Iterable[Iterable[object]], left: int = 1
 ) -> None:
     """Print a table; the first `left` columns are aligned to the left."""

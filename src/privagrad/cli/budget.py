@@ -5,14 +5,15 @@ from __future__ import annotations
 import csv
 import json
 import sys
+from dataclasses import fields
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from privagrad.cli._output import Json, JsonObject, LedgerPath, command, say, table
+from privagrad.cli._output import Json, JsonObject, LedgerPath, command, say, show_table
 from privagrad.privacy.codec import as_json as event_as_json
-from privagrad.privacy.ledger import Account, Ledger
+from privagrad.privacy.ledger import Account, Entry, Ledger
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -61,8 +62,7 @@ def create(
 
     mark = None if file is None else fingerprint(file)
     account = Ledger(ledger).create(name, epsilon, delta, mark)
-    if not as_json:
-        say(f"created a budget for {name}: epsilon {epsilon:g} at delta {delta:g}")
+    say(f"created a budget for {name}: epsilon {epsilon:g} at delta {delta:g}")
     return values(account)
 
 
@@ -75,14 +75,13 @@ def list_(ledger: LedgerPath = None, as_json: Json = False) -> list[JsonObject]:
     """
     opened = Ledger(ledger)
     found = [values(opened.account(name)) for name in opened.names()]
-    if not as_json:
-        rows = [
-            (v["name"], f"{v['epsilon']:g}", f"{v['delta']:g}", f"{v['spent']:.4g}",
-             f"{v['left']:.4g}", len(v["runs"]))
-            for v in found
-        ]  # fmt: skip
-        columns = ("data set", "epsilon", "delta", "spent", "left", "runs")
-        table(f"Budgets in {opened.path}", columns, rows)
+    rows = [
+        (v["name"], f"{v['epsilon']:g}", f"{v['delta']:g}", f"{v['spent']:.4g}",
+         f"{v['left']:.4g}", len(v["runs"]))
+        for v in found
+    ]  # fmt: skip
+    columns = ("data set", "epsilon", "delta", "spent", "left", "runs")
+    show_table(f"Budgets in {opened.path}", columns, rows)
     return found
 
 
@@ -102,24 +101,23 @@ def show(
     """
     account = Ledger(ledger).account(name)
     found = values(account)
-    if not as_json:
-        rows = [
-            (r["run"], r["at"][:16].replace("T", " "), r["user"], r["state"],
-             f"{r['epsilon_alone']:.4g}", r["note"])
-            for r in found["runs"]
-        ]  # fmt: skip
-        title = (
-            f"{name}: {account.spent:.4g} of epsilon {account.epsilon:g} spent, "
-            f"{found['left']:.4g} left (delta {account.delta:g})"
+    rows = [
+        (r["run"], r["at"][:16].replace("T", " "), r["user"], r["state"],
+         f"{r['epsilon_alone']:.4g}", r["note"])
+        for r in found["runs"]
+    ]  # fmt: skip
+    title = (
+        f"{name}: {account.spent:.4g} of epsilon {account.epsilon:g} spent, "
+        f"{found['left']:.4g} left (delta {account.delta:g})"
+    )
+    show_table(title, ("run", "since", "user", "state", "epsilon alone", "note"), rows, left=6)
+    reserved = [r["run"] for r in found["runs"] if r["state"] == "reserved"]
+    if reserved:
+        say(
+            f"Reserved, not finished: {', '.join(reserved)}. These runs are still running, or "
+            "they were killed. If you are sure that a run released nothing: privagrad budget "
+            "release RUN --reason WHY"
         )
-        table(title, ("run", "since", "user", "state", "epsilon alone", "note"), rows, left=6)
-        reserved = [r["run"] for r in found["runs"] if r["state"] == "reserved"]
-        if reserved:
-            say(
-                f"Reserved, not finished: {', '.join(reserved)}. These runs are still running, or "
-                "they were killed. If you are sure that a run released nothing: privagrad budget "
-                "release RUN --reason WHY"
-            )
     return found
 
 
@@ -139,8 +137,7 @@ def release(
     Example: `privagrad budget release 3f2a91c07b5e --reason "power cut while reading the file"`
     """
     Ledger(ledger).release(run, reason)
-    if not as_json:
-        say(f"released {run}")
+    say(f"released {run}")
     return {"run": run, "state": "released", "reason": reason}
 
 
@@ -158,28 +155,21 @@ def export(
 
     Example: `privagrad budget export people -o history.csv`
     """
-    entries = [
-        {
-            "number": e.number, "at": e.at, "user": e.user, "dataset": e.dataset, "run": e.run,
-            "state": e.state, "note": e.note, "events": [event_as_json(v) for v in e.events],
-        }
-        for e in Ledger(ledger).history(name)
-    ]  # fmt: skip
+    history = Ledger(ledger).history(name)
+    entries = [{**vars(e), "events": [event_as_json(v) for v in e.events]} for e in history]
     if out is None:
-        if not as_json:
-            json.dump(entries, sys.stdout, indent=1)
-            print()
+        json.dump(entries, sys.stdout, indent=1)
+        print()
     elif out.suffix == ".csv":
         with out.open("w", encoding="utf-8", newline="") as file:
-            fields = ("number", "at", "user", "dataset", "run", "state", "note", "events")
-            writer = csv.DictWriter(file, fields)
+            writer = csv.DictWriter(file, [field.name for field in fields(Entry)])
             writer.writeheader()
             writer.writerows({**e, "events": json.dumps(e["events"])} for e in entries)
     elif out.suffix == ".json":
         out.write_text(json.dumps(entries, indent=1), encoding="utf-8")
     else:
         raise ValueError(f"Expected a .json or .csv file, found {out.name}.")
-    if out is not None and not as_json:
+    if out is not None:
         say(f"wrote {out}")
     return entries
 

@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import numpy as np
 import typer
 
 from privagrad import Box, L2Ball
 from privagrad._internal import validate
-from privagrad.cli._output import Json, JsonObject, ReportPath, command, say, say_where
-from privagrad.cli._output import table as show_table
+from privagrad.cli._output import Json, JsonObject, ReportPath, command, say, say_where, show_table
 from privagrad.experiments import DELTA
-
-if TYPE_CHECKING:
-    from privagrad.experiments.problems import FileProblem
-    from privagrad.theory import Advice
 
 Out = Annotated[
     Path, typer.Option(help="Folder for the results. An interrupted run is resumed from there.")
@@ -27,11 +21,6 @@ Workers = Annotated[
 ]
 Epsilons = Annotated[str, typer.Option(help="Values of epsilon, separated by commas.")]
 Delta = Annotated[float, typer.Option(help="Probability that the guarantee may fail.")]
-
-
-def add_to(app: typer.Typer) -> None:
-    app.command()(compare)
-    app.command()(theory)
 
 
 def parse_epsilons(text: str) -> tuple[float, ...]:
@@ -85,6 +74,7 @@ def compare(
     from privagrad.experiments import compare as experiment
     from privagrad.experiments.arena import VARIANTS, Conditions
     from privagrad.experiments.problems import BUILT_IN, FileProblem
+    from privagrad.report.experiments import write_compare_report
 
     names = tuple(VARIANTS) if methods == "all" else tuple(methods.split(","))
     for name in names:
@@ -104,19 +94,16 @@ def compare(
     )
     table = experiment.run(out, conditions, names, workers)
     if report is not None:
-        from privagrad.report.experiments import write_compare_report
-
-        write_compare_report(report, problem, [asdict(row) for row in table])
-    if not as_json:
-        rows = [
-            (r.method, f"{r.epsilon:g}", f"{r.loss:.5g}", f"{r.excess:.3g}",
-             f"{r.epsilon_spent:.4g}", f"{r.seconds:.3f}")
-            for r in table
-        ]  # fmt: skip
-        columns = ("method", "epsilon", "loss", "excess", "spent", "seconds")
-        show_table("Private optimizers", columns, rows)
-        say_where(out, "compare.csv", "compare.png", "compare.svg")
-    return [asdict(row) for row in table]
+        write_compare_report(report, problem, [row._asdict() for row in table])
+    rows = [
+        (r.method, f"{r.epsilon:g}", f"{r.loss:.5g}", f"{r.excess:.3g}",
+         f"{r.epsilon_spent:.4g}", f"{r.seconds:.3f}")
+        for r in table
+    ]  # fmt: skip
+    columns = ("method", "epsilon", "loss", "excess", "spent", "seconds")
+    show_table("Private optimizers", columns, rows)
+    say_where(out, "compare.csv", "compare.png", "compare.svg")
+    return [row._asdict() for row in table]
 
 
 @command
@@ -161,26 +148,17 @@ def theory(
         sigma = np.loadtxt(scales, dtype=np.float64, ndmin=1)
     advice = theorems.advice(sigma, rows, epsilon, delta, domain)
     least = float(size * lower(sigma, rows, epsilon))
-    values = [{"method": a.method, "radius": a.radius, **_parts(a)} for a in advice]
-    if not as_json:
-        shown = [
-            (a.method, *(f"{part:.3g}" for part in _parts(a).values()), f"{a.radius:.3g}")
-            for a in advice
-        ]
-        columns = ("method", "bound", "optimisation", "noise", "projection", "radius")
-        show_table(f"Upper bounds on the excess loss over {domain!r}", columns, shown)
-        say(
-            f"Use {advice[0].method}. Every private method has an excess loss of at least about "
-            f"{least:.2g} on some such data set."
-        )
+    values = [
+        {"method": a.method, "radius": a.radius, "bound": a.bound.total,
+         "optimization": a.bound.optimization, "noise": a.bound.privacy, "projection": a.bound.bias}
+        for a in advice
+    ]  # fmt: skip
+    keys = ("bound", "optimization", "noise", "projection", "radius")
+    shown = [(v["method"], *(f"{v[key]:.3g}" for key in keys)) for v in values]
+    columns = ("method", "bound", "optimisation", "noise", "projection", "radius")
+    show_table(f"Upper bounds on the excess loss over {domain!r}", columns, shown)
+    say(
+        f"Use {advice[0].method}. Every private method has an excess loss of at least about "
+        f"{least:.2g} on some such data set."
+    )
     return {"lower_bound": least, "methods": values}
-
-
-def _parts(advice: Advice) -> dict[str, float]:
-    bound = advice.bound
-    return {
-        "bound": bound.total,
-        "optimization": bound.optimization,
-        "noise": bound.privacy,
-        "projection": bound.bias,
-    }

@@ -10,8 +10,17 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from typer.models import OptionInfo
 
-from privagrad.cli._output import Json, JsonObject, LedgerPath, ReportPath, busy, command, note, say
-from privagrad.cli._output import table as show_table
+from privagrad.cli._output import (
+    Json,
+    JsonObject,
+    LedgerPath,
+    ReportPath,
+    busy,
+    command,
+    note,
+    say,
+    show_table,
+)
 
 if TYPE_CHECKING:
     from privagrad.data.models import SavedModel
@@ -21,11 +30,6 @@ if TYPE_CHECKING:
     from privagrad.privacy.ledger import Account
 
 Target = Annotated[str | None, typer.Option("--target", "-t", help="The column to predict.")]
-
-
-def add_to(app: typer.Typer) -> None:
-    app.command()(schema)
-    app.command()(fit)
 
 
 def _advanced(text: str, least: int | None = None) -> OptionInfo:
@@ -86,12 +90,10 @@ def schema(
         found = replace(found, target=target)
     text = template(found, table.name)
     if out is None:
-        if not as_json:
-            print(text, end="")
+        print(text, end="")
     else:
         out.write_text(text, encoding="utf-8")
-        if not as_json:
-            say(f"wrote {out}. Fill it in, then: privagrad fit {table.name} --schema {out} ...")
+        say(f"wrote {out}. Fill it in, then: privagrad fit {table.name} --schema {out} ...")
     return as_values(found)
 
 
@@ -199,21 +201,13 @@ def fit(
     if ledger is not None and dataset is None:
         raise ValueError("Expected --dataset NAME with --ledger, found none.")
     labels = None if classes is None else tuple(part.strip() for part in classes.split(","))
+    stated = None if schema is None else read_schema(schema)
+    choices = Choices(steps, batch_size, step_size, radius, method)
+    budgets = None if dataset is None else Ledger(ledger)
     request = fitting.FitRequest(
-        table,
-        target,
-        epsilon,
-        delta,
-        loss,
-        quantile,
-        None if schema is None else read_schema(schema),
-        labels,
-        Choices(steps, batch_size, step_size, radius, method),
-        seed,
-        dataset,
-        None if dataset is None else Ledger(ledger),
-        test,
-    )
+        table, target, epsilon, delta, loss, quantile, stated, labels, choices, seed, dataset,
+        budgets, test,
+    )  # fmt: skip
     with busy(f"reading {table.name}"):
         job = fitting.prepare(request)
     if not as_json:

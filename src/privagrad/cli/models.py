@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import codecs
 import csv
-import io
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
@@ -12,16 +12,19 @@ import numpy as np
 import typer
 
 from privagrad._internal.atomic import atomic_write
-from privagrad.cli._output import Json, JsonObject, LedgerPath, ReportPath, busy, command, say
-from privagrad.cli._output import table as show_table
+from privagrad.cli._output import (
+    Json,
+    JsonObject,
+    LedgerPath,
+    ReportPath,
+    busy,
+    command,
+    say,
+    show_table,
+)
 from privagrad.data.models import SavedModel, load_model
 
 ModelFile = Annotated[Path, typer.Argument(help="A model file of privagrad fit.")]
-
-
-def add_to(app: typer.Typer) -> None:
-    app.command()(predict)
-    app.command()(show)
 
 
 @command
@@ -51,8 +54,7 @@ def predict(
     labels = fitted.classes if probabilities and fitted.classes else []
     count = 0
     with atomic_write(out) as file:
-        text = io.TextIOWrapper(file, encoding="utf-8", newline="", write_through=True)
-        writer = csv.writer(text, lineterminator="\n")
+        writer = csv.writer(codecs.getwriter("utf-8")(file), lineterminator="\n")
         writer.writerow(["prediction", *(f"probability of {label}" for label in labels)])
         with busy(f"predicting {table.name}"):
             for X, _, _ in fitted.rows(table):
@@ -61,10 +63,7 @@ def predict(
                     columns += _probabilities(fitted.margins(X)).T.tolist()
                 writer.writerows(zip(*columns, strict=True))
                 count += X.shape[0]
-        text.flush()
-        text.detach()
-    if not as_json:
-        say(f"wrote {count} predictions to {out}")
+    say(f"wrote {count} predictions to {out}")
     return {"rows": count, "out": str(out)}
 
 
@@ -92,10 +91,9 @@ def show(
         name = fitted.made["dataset"]
         account = Ledger(ledger).account(name) if name else None
         write_fit_report(report, fitted, account)
-    if not as_json:
-        _show(fitted, everything)
-        if report is not None:
-            say(f"wrote {report}")
+    _show(fitted, everything)
+    if report is not None:
+        say(f"wrote {report}")
     return {
         "loss": fitted.loss,
         "classes": fitted.classes,

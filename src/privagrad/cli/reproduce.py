@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from privagrad._internal import validate
-from privagrad.cli._output import Json, JsonObject, ReportPath, command, say, say_where
-from privagrad.cli._output import table as show_table
+from privagrad.cli._output import Json, JsonObject, ReportPath, command, say, say_where, show_table
 from privagrad.cli.compare import Epsilons, Out, Workers, parse_epsilons
 from privagrad.experiments.language.settings import RECIPES, Plan
 
@@ -47,16 +45,13 @@ def figure1(
     Example: `privagrad reproduce figure1 --out results --quick`
     """
     from privagrad.experiments import figure1 as experiment
+    from privagrad.report.experiments import write_figure1_report
 
-    settings = experiment.QUICK if quick else experiment.FULL
-    summary = experiment.run(out, settings, workers)
+    summary = experiment.run(out, experiment.QUICK if quick else experiment.FULL, workers)
     if report is not None:
-        from privagrad.report.experiments import write_figure1_report
-
         write_figure1_report(report, summary)
-    if not as_json:
-        _print_figure1(summary)
-        say_where(out, "figure1.csv", "figure1.png", "figure1-average.png", "figure1.json")
+    _print_figure1(summary)
+    say_where(out, "figure1.csv", "figure1.png", "figure1-average.png", "figure1.json")
     return summary
 
 
@@ -76,24 +71,22 @@ def rates(
     Example: `privagrad reproduce rates --quick`
     """
     from privagrad.experiments import rates as experiment
+    from privagrad.report.experiments import write_rates_report
 
     outcome = experiment.run(out, quick)
-    slopes = [asdict(slope) for slope in outcome.slopes]
+    slopes = [slope._asdict() for slope in outcome.slopes]
     if report is not None:
-        from privagrad.report.experiments import write_rates_report
-
         points = [point._asdict() for point in outcome.points]
         write_rates_report(report, points, slopes, experiment.LABELS)
-    if not as_json:
-        rows = [
-            (s.method.upper(), experiment.LABELS[s.varied], f"{s.measured:.2f}",
-             f"{s.predicted:.2f}", f"{s.measured - s.predicted:+.2f}")
-            for s in outcome.slopes
-        ]  # fmt: skip
-        columns = ("method", "against", "measured", "predicted", "difference")
-        show_table("Slopes of log excess loss", columns, rows, left=2)
-        say("Measured: medians over seeds. Predicted: the privacy terms of Theorems 1 and 2.")
-        say_where(out, *(path.name for path in outcome.files))
+    rows = [
+        (s.method.upper(), experiment.LABELS[s.varied], f"{s.measured:.2f}",
+         f"{s.predicted:.2f}", f"{s.measured - s.predicted:+.2f}")
+        for s in outcome.slopes
+    ]  # fmt: skip
+    columns = ("method", "against", "measured", "predicted", "difference")
+    show_table("Slopes of log excess loss", columns, rows, left=2)
+    say("Measured: medians over seeds. Predicted: the privacy terms of Theorems 1 and 2.")
+    say_where(out, *(path.name for path in outcome.files))
     return {"slopes": slopes, "files": [str(path) for path in outcome.files]}
 
 
@@ -186,6 +179,7 @@ def table1(
     from privagrad.experiments.downloads import fetch_wikitext2
     from privagrad.experiments.language.corpus import read_texts
     from privagrad.experiments.language.runs import run
+    from privagrad.report.experiments import write_language_report
 
     if download:
         fetch_wikitext2(data_dir)
@@ -193,14 +187,11 @@ def table1(
     out.mkdir(parents=True, exist_ok=True)
     rows = run(texts, plan, out)
     if report is not None:
-        from privagrad.report.experiments import write_language_report
-
         write_language_report(report, rows)
-    if not as_json:
-        _print_table1(rows)
-        if texts.test is None:
-            say("There was no test.txt: the test column is empty.")
-        say_where(out, "table1.csv", "table1.md", "curves.csv", "figure2.png", "figure2.svg")
+    _print_table1(rows)
+    if texts.test is None:
+        say("There was no test.txt: the test column is empty.")
+    say_where(out, "table1.csv", "table1.md", "curves.csv", "figure2.png", "figure2.svg")
     return rows
 
 

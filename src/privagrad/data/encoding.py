@@ -22,7 +22,6 @@ Codes = NDArray[np.int32]
 _SPARSE = 0.3
 """Below this share of entries that are not 0, one-hot tables are kept sparse."""
 
-
 _LARGEST = 1e38
 """What rows in single precision can hold."""
 
@@ -41,18 +40,9 @@ def polars() -> Any:
 class Encoding:
     """The columns of the encoded matrix. All of it is public.
 
-    Attributes
-    ----------
-    names : list of str
-        A number keeps its column's name, a category is "column=category".
-    sparse : bool
-        Whether the matrix is CSR.
-    bounds : pair of arrays or None
-        Lower and upper bounds of all columns; None where some are not known.
-    groups : tuple of (int, int)
-        One-hot columns: from the first of a column's categories to before the next column's.
-    limits : array or None
-        What no entry of a column exceeds in size, infinite where that is not known.
+    A number keeps its column's name, a category is "column=category". `bounds` are known for all
+    columns or None. `groups` are the ranges of one-hot columns. No entry of a column exceeds its
+    limit in size; it is infinite where none is known.
     """
 
     names: list[str]
@@ -65,23 +55,20 @@ class Encoding:
 def encoding_of(schema: Schema) -> Encoding:
     """The matrix that a schema's features are encoded as; unknown categories have no columns."""
     names: list[str] = []
-    low: list[float] = []
-    high: list[float] = []
+    edges: list[tuple[float, float]] = []
     groups: list[tuple[int, int]] = []
     for column in schema.features:
         if column.kind == "number":
             names.append(column.name)
-            low.append(-math.inf if column.low is None else column.low)
-            high.append(math.inf if column.high is None else column.high)
+            low = -math.inf if column.low is None else column.low
+            edges.append((low, math.inf if column.high is None else column.high))
         elif column.categories:
             groups.append((len(names), len(names) + len(column.categories)))
             names += [f"{column.name}={category}" for category in column.categories]
-            low += [0.0] * len(column.categories)
-            high += [1.0] * len(column.categories)
-    numbers = sum(column.kind == "number" for column in schema.features)
+            edges += [(0.0, 1.0)] * len(column.categories)
     # One-hot columns hold one entry each.
-    sparse = len(schema.features) < _SPARSE * len(names) and numbers < len(names)
-    lower, upper = np.array(low, dtype=np.float64), np.array(high, dtype=np.float64)
+    sparse = bool(groups) and len(schema.features) < _SPARSE * len(names)
+    lower, upper = np.array(edges, dtype=np.float64).reshape(-1, 2).T.copy()
     limits = np.maximum(np.abs(lower), np.abs(upper))
     bounds = None
     if np.isfinite(limits).all():
@@ -93,14 +80,8 @@ def encoding_of(schema: Schema) -> Encoding:
 class Cells(NamedTuple):
     """Some rows after parsing.
 
-    Attributes
-    ----------
-    y : array of shape (n,) or None
-        The target: numbers, or codes of categories with -1 for others; NaN where missing.
-    numbers : array of shape (n, number columns)
-        Within their bounds, without blanks.
-    codes : array of shape (n, category columns)
-        -1 for blanks and for what is not one of the stated categories.
+    `y` holds numbers, or codes of categories with -1 for others; NaN where missing. `numbers` are
+    within their bounds and without blanks. `codes` are -1 for blanks and unknown categories.
     """
 
     y: Vector | None
@@ -111,27 +92,13 @@ class Cells(NamedTuple):
 class Parser:
     """Texts or typed cells as numbers and codes.
 
-    Parameters
-    ----------
-    schema : Schema
-    target : bool
-        Whether the target is parsed too.
-    unknown : sequence of str
-        Columns whose categories are to be discovered: their values get codes as they are met.
+    The values of `unknown` columns, whose categories are to be discovered, get codes as they occur.
+    `counts` holds them in the order of their codes, with their numbers of rows. It is not private.
     """
 
     def __init__(self, schema: Schema, *, target: bool = True, unknown: Sequence[str] = ()) -> None:
         self.schema, self.target = schema, target
-        self._values: dict[str, dict[str, int]] = {name: {} for name in unknown}
-        self._counts: dict[str, list[int]] = {name: [] for name in unknown}
-
-    @property
-    def counts(self) -> dict[str, Counter[str]]:
-        """How many rows have each value of the unknown columns, by codes. Not private."""
-        return {
-            name: Counter(dict(zip(values, self._counts[name], strict=True)))
-            for name, values in self._values.items()
-        }
+        self.counts: dict[str, Counter[str]] = {name: Counter() for name in unknown}
 
     @property
     def columns(self) -> list[str]:
@@ -198,27 +165,15 @@ class Parser:
     def _codes(self, texts: pl.Series, column: Column) -> Codes:
         """The places of texts among the stated categories, or among all values met so far."""
         pl = polars()
-        known, places = list(column.categories), list(range(len(column.categories)))
-        if column.name in self._values:
-            known, places = self._count(texts, column.name)
-        if not known:
+        counts = self.counts.get(column.name)
+        if counts is not None:
+            counts.update(dict(texts.drop_nulls().value_counts().iter_rows()))
+        known = pl.Series(list(column.categories if counts is None else counts), dtype=pl.String)
+        if known.is_empty():
             return np.full(len(texts), -1, dtype=np.int32)
-        codes = texts.replace_strict(
-            pl.Series(known, dtype=pl.String), pl.Series(places, dtype=pl.Int32),
-            default=-1, return_dtype=pl.Int32,
-        )  # fmt: skip
+        places = pl.Series(range(len(known)), dtype=pl.Int32)
+        codes = texts.replace_strict(known, places, default=-1, return_dtype=pl.Int32)
         return np.asarray(codes.fill_null(-1).to_numpy(), dtype=np.int32)
-
-    def _count(self, texts: pl.Series, name: str) -> tuple[list[str], list[int]]:
-        """The values among the texts and their codes; values that are new get the next ones."""
-        codes, counts = self._values[name], self._counts[name]
-        found = dict(texts.drop_nulls().value_counts().iter_rows())
-        for value, count in found.items():
-            place = codes.setdefault(value, len(codes))
-            if place == len(counts):
-                counts.append(0)
-            counts[place] += count
-        return list(found), [codes[value] for value in found]
 
     def _texts(self, series: pl.Series, column: Column) -> pl.Series:
         """Texts without blanks around them; None for missing ones; one spelling of each."""
@@ -244,15 +199,15 @@ def one_hot(schema: Schema, encoding: Encoding, numbers: Any, codes: Codes, dtyp
 
         return hstack(list(_blocks(schema, numbers, codes)), format="csr")
     dense = np.zeros((len(numbers), len(encoding.names)), dtype=dtype)
-    at = number = category = 0
-    for column in schema.features:
+    at = 0
+    for column, cells in _cells(schema, numbers, codes):
         if column.kind == "number":
-            dense[:, at] = numbers[:, number]
-            at, number = at + 1, number + 1
+            dense[:, at] = cells
+            at += 1
         else:
-            known = np.flatnonzero(codes[:, category] >= 0)
-            dense[known, at + codes[known, category]] = 1.0
-            at, category = at + len(column.categories), category + 1
+            known = np.flatnonzero(cells >= 0)
+            dense[known, at + cells[known]] = 1.0
+            at += len(column.categories)
     return dense
 
 
@@ -260,15 +215,17 @@ def _blocks(schema: Schema, numbers: Any, codes: Codes) -> Iterator[Any]:
     """The columns of a sparse matrix, one feature after the other."""
     from scipy.sparse import csr_array
 
-    number = category = 0
-    for column in schema.features:
+    for column, cells in _cells(schema, numbers, codes):
         if column.kind == "number":
-            yield csr_array(numbers[:, number, None].astype(np.float64))
-            number += 1
-        else:
-            known = np.flatnonzero(codes[:, category] >= 0)
-            shape = (len(codes), len(column.categories))
-            entries = np.ones(known.size), (known, codes[known, category])
-            if shape[1]:
-                yield csr_array(entries, shape=shape)
-            category += 1
+            yield csr_array(cells[:, None].astype(np.float64))
+        elif column.categories:
+            known = np.flatnonzero(cells >= 0)
+            entries = np.ones(known.size), (known, cells[known])
+            yield csr_array(entries, shape=(len(cells), len(column.categories)))
+
+
+def _cells(schema: Schema, numbers: Any, codes: Codes) -> Iterator[tuple[Column, Any]]:
+    """The features, each with its numbers or its codes."""
+    cells = {"number": iter(numbers.T), "category": iter(codes.T)}
+    for column in schema.features:
+        yield column, next(cells[column.kind])

@@ -6,6 +6,7 @@ import csv
 import sys
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,14 +33,8 @@ _WITHOUT_HEADER = "privagrad schema TABLE --no-header --names A,B,C"
 def infer_schema(path: Path, header: bool | None = None, separator: str | None = None) -> Schema:
     """What the header and the types of a file's columns say, and nothing of its values.
 
-    Parameters
-    ----------
-    path : Path
-    header : bool or None
-        Whether the first line of a text file names the columns. None: it does, and a first line
-        that might be a row is refused.
-    separator : str or None
-        Between the cells of a text file; None: the one that the first line has most of.
+    Without `header` the first line of a text file names the columns, and one that might be a row
+    is refused. Without `separator` it is the one that the first line has most of.
     """
     require_table(path)
     if is_libsvm(path):
@@ -138,20 +133,16 @@ def require_table(path: Path) -> None:
         )
 
 
-class _plain_errors:
+@contextmanager
+def _plain_errors(path: Path) -> Iterator[None]:
     """Errors of Polars as ours, in one line."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        theirs = polars().exceptions.PolarsError
-        if isinstance(error, (theirs, OSError)) and not isinstance(error, FileNotFoundError):
-            told = (str(error).strip() or "nothing that can be read").splitlines()[0][:200]
-            raise ValueError(f"Expected a table in {self.path.name}, found: {told}") from error
+    try:
+        yield
+    except FileNotFoundError:
+        raise
+    except (polars().exceptions.PolarsError, OSError) as error:
+        told = (str(error).strip() or "nothing that can be read").splitlines()[0][:200]
+        raise ValueError(f"Expected a table in {path.name}, found: {told}") from error
 
 
 def _kind(dtype: Any) -> Kind:
@@ -160,10 +151,13 @@ def _kind(dtype: Any) -> Kind:
 
 def _text_kind(texts: pl.Series) -> Kind:
     """Numbers where all texts but blanks are."""
-    pl = polars()
-    told = texts.str.strip_chars()
-    told = told.filter(told.is_not_null() & (told != ""))
-    return "category" if told.cast(pl.Float64, strict=False).null_count() else "number"
+    numbers = _not_blank(texts).cast(polars().Float64, strict=False)
+    return "category" if numbers.null_count() else "number"
+
+
+def _not_blank(texts: pl.Series) -> pl.Series:
+    texts = texts.str.strip_chars()
+    return texts.filter(texts.is_not_null() & (texts != ""))
 
 
 def _separator_of(path: Path) -> str:
@@ -238,7 +232,7 @@ def _require_evident_header(rows: pl.DataFrame, path: Path) -> None:
         found = "a sign for a missing value in it"
     elif any((column == name).any() for name, column in texts.items()):
         found = "a cell of it again below, as a value of the same column"
-    elif not any(_holds_numbers(column) for column in texts.values()):
+    elif all(_not_blank(t).is_empty() or _text_kind(t) == "category" for t in texts.values()):
         found = "text alone in all columns, where a header cannot be told from a row"
     else:
         return
@@ -247,11 +241,6 @@ def _require_evident_header(rows: pl.DataFrame, path: Path) -> None:
         "columns become public. If it holds names and nobody's values: privagrad schema TABLE "
         f"--header. For a file without a header: {_WITHOUT_HEADER}. Then fit with --schema."
     )
-
-
-def _holds_numbers(column: pl.Series) -> bool:
-    told = column.filter(column.is_not_null() & (column != ""))
-    return bool(len(told)) and _text_kind(told) == "number"
 
 
 def _is_number(text: str) -> bool:

@@ -31,12 +31,7 @@ def libsvm_schema(kind: Kind, classes: tuple[str, ...] = ()) -> Schema:
 
 @dataclass(frozen=True)
 class LibsvmTable(Table):
-    """The rows of a LIBSVM file.
-
-    Attributes
-    ----------
-    X : CSR matrix
-    """
+    """The rows of a LIBSVM file as a CSR matrix."""
 
     X: Any
 
@@ -72,12 +67,7 @@ def open_libsvm(path: Path, schema: Schema, columns: int | None = None) -> Libsv
 def read_libsvm(path: Path, columns: int | None = None) -> tuple[Any, Vector]:
     """A CSR matrix and the labels.
 
-    Parameters
-    ----------
-    path : Path
-    columns : int or None
-        How many columns there are: larger indices are left out, as in rows that a model of so
-        many columns has to predict. None: the largest index.
+    Indices above `columns` are left out: a model with that many columns ignores them.
     """
     from scipy.sparse import csr_array
 

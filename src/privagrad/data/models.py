@@ -85,15 +85,21 @@ class SavedModel:
     def margins(self, X: Any) -> NDArray[np.float64]:
         return np.asarray(X @ self.coef.T + self.intercept, dtype=np.float64)
 
-    def predict(self, X: Any) -> NDArray[Any]:
-        """Labels, or numbers for a regression."""
+    def answers(self, X: Any) -> NDArray[np.float64]:
+        """Numbers for a regression, or the numbers of the predicted classes."""
         margins = self.margins(X)
         if self.classes is None:
             return margins[:, 0]
-        labels = np.asarray(self.classes, dtype=object)
-        if margins.shape[1] == 1:
-            return np.asarray(labels[(margins[:, 0] > 0).astype(int)])
-        return np.asarray(labels[margins.argmax(axis=1)])
+        guess = margins.argmax(axis=1) if margins.shape[1] > 1 else margins[:, 0] > 0
+        return np.asarray(guess, dtype=np.float64)
+
+    def predict(self, X: Any) -> NDArray[Any]:
+        """Labels, or numbers for a regression."""
+        answers = self.answers(X)
+        if self.classes is None:
+            return answers
+        labels: NDArray[Any] = np.asarray(self.classes, dtype=object)
+        return labels.take(answers.astype(int))
 
 
 def save_model(model: SavedModel, path: Path) -> None:
@@ -104,7 +110,9 @@ def save_model(model: SavedModel, path: Path) -> None:
     with atomic_write(path) as file, zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("model.json", json.dumps(card, indent=1, ensure_ascii=False))
         for name in _ARRAYS:
-            archive.writestr(f"{name}.npy", _packed(getattr(model, name)))
+            with archive.open(f"{name}.npy", "w") as entry:
+                array = np.ascontiguousarray(getattr(model, name), dtype=np.float64)
+                np.save(entry, array, allow_pickle=False)
 
 
 def load_model(path: Path) -> SavedModel:
@@ -143,9 +151,3 @@ def _check_shapes(model: SavedModel) -> None:
             raise ValueError(f"{name} of shape {found} instead of {shape}")
     if model.classes is not None and len(model.classes) != max(k, 2):
         raise ValueError(f"{len(model.classes)} classes for {k} rows of coefficients")
-
-
-def _packed(array: NDArray[np.float64]) -> bytes:
-    buffer = io.BytesIO()
-    np.save(buffer, np.ascontiguousarray(array, dtype=np.float64), allow_pickle=False)
-    return buffer.getvalue()

@@ -20,11 +20,7 @@ __all__ = ["chunks", "infer_schema", "open_table", "open_test_table", "read_tabl
 def open_table(path: Path, schema: Schema) -> Table:
     """Parse a file, once: numbers within bounds, blanks filled, categories as codes.
 
-    Parameters
-    ----------
-    path : Path
-    schema : Schema
-        With a target. Values of categories that it does not state are counted.
+    The schema has a target. Values of categories that it does not state are counted.
     """
     require_table(path)
     if schema.libsvm:
@@ -50,15 +46,7 @@ def chunks(
 ) -> Iterator[Rows]:
     """The rows of a file in order, encoded some ten thousand at a time and never kept.
 
-    Parameters
-    ----------
-    path : Path
-    schema : Schema
-        What it does not state as a category is none.
-    target : bool
-        Whether the file has the target.
-    columns : int or None
-        How many columns a LIBSVM file is taken to have.
+    What the schema does not state as a category is none. `columns` is for LIBSVM files.
     """
     require_table(path)
     if schema.libsvm:

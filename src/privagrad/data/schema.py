@@ -8,12 +8,12 @@ import math
 import tomllib
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 Kind = Literal["number", "category", "ignore"]
-KINDS: tuple[Kind, ...] = ("number", "category", "ignore")
+KINDS: tuple[Kind, ...] = get_args(Kind)
 
 
 @dataclass(frozen=True)
@@ -143,13 +143,10 @@ def read_schema(path: Path) -> Schema:
     return Schema(tuple(columns), target, separator, bool(file.get("header", True)), marks)
 
 
-_ENTRIES = ("name", "kind", "low", "high", "missing", "categories", "aliases")
-
-
 def _column(given: Any, number: int, problems: list[str]) -> Column:
     name = given.get("name") if isinstance(given, dict) else None
     where = f"column {number if name is None else name!r}"
-    entry = _table(given, where, _ENTRIES, problems)
+    entry = _table(given, where, [f.name for f in fields(Column)], problems)
     if not isinstance(name, str):
         problems.append(f"{where}: needs a name")
     kind = entry.get("kind", "number")
@@ -236,25 +233,13 @@ def _quoted(text: str) -> str:
 
 def as_values(schema: Schema) -> dict[str, Any]:
     """Plain values, for a model's file."""
-    return {
-        "target": schema.target,
-        "separator": schema.separator,
-        "header": schema.header,
-        "blanks": list(schema.blanks),
-        "columns": [
-            {
-                "name": c.name, "kind": c.kind, "low": c.low, "high": c.high, "missing": c.missing,
-                "categories": list(c.categories), "aliases": dict(c.aliases),
-            }
-            for c in schema.columns
-        ],
-    }  # fmt: skip
+    values = asdict(schema)
+    del values["libsvm"]
+    return values
 
 
 def from_values(values: Mapping[str, Any]) -> Schema:
     columns = tuple(
         Column(**{**entry, "categories": tuple(entry["categories"])}) for entry in values["columns"]
     )
-    return Schema(
-        columns, values["target"], values["separator"], values["header"], tuple(values["blanks"])
-    )
+    return Schema(**{**values, "columns": columns, "blanks": tuple(values["blanks"])})

@@ -23,16 +23,9 @@ CHUNK = 50_000
 
 
 class Rows(NamedTuple):
-    """Encoded rows.
+    """Encoded rows: X of shape (n, d), dense or CSR, and the names of its columns.
 
-    Attributes
-    ----------
-    X : array or CSR matrix of shape (n, d)
-    y : array of shape (n,) or None
-        Numbers, NaN where one is missing; where the target is a category, the numbers of the
-        schema's categories, -1 for others. None without a target.
-    names : list of str
-        Of the columns of X.
+    `y` holds numbers, or numbers of the schema's categories with -1 for others; NaN where missing.
     """
 
     X: Any
@@ -44,16 +37,10 @@ class Rows(NamedTuple):
 class Table(ABC):
     """The rows of a file, parsed once. What is asked of it later is computed, not read again.
 
-    Attributes
-    ----------
-    schema : Schema
-        With a target. Categories that it does not state may be filled in: `with_categories`.
-    y : array of shape (n,)
-        The parsed target: numbers, codes of the stated categories (-1 for others), or codes of
-        the values in `counts`; NaN where missing.
-    counts : mapping of str to Counter
-        Of the columns whose categories are to be discovered, the target the last of them: the
-        values in the order of their codes, and how many rows have them. Not private.
+    `counts` holds the columns whose categories are to be discovered, the target the last of them:
+    the values in the order of their codes, and how many rows have them. It is not private. `y` is
+    the parsed target: numbers, codes of the stated categories (-1 for others), or codes of the
+    values in `counts`; NaN where missing.
     """
 
     schema: Schema
@@ -128,13 +115,7 @@ class Spool:
 
 @dataclass(frozen=True)
 class ColumnTable(Table):
-    """A table with named columns: CSV, Parquet or Arrow.
-
-    Attributes
-    ----------
-    numbers, codes : Spool
-        The columns of numbers and of categories, each in the schema's order.
-    """
+    """A table with named columns: those of numbers and of categories, in the schema's order."""
 
     numbers: Spool
     codes: Spool

@@ -28,16 +28,10 @@ _quiet = np.errstate(over="ignore", invalid="ignore")
 
 @dataclass(frozen=True)
 class Table:
-    """Rows and targets that were read and validated.
+    """Finite rows, and the targets as the user gave them.
 
-    Attributes
-    ----------
-    rows : DenseRows or SparseRows
-        All entries are finite.
-    y : array of shape (n,)
-        The targets as the user gave them.
-    labels : array
-        The distinct labels of the table that was read, which are public; empty in a regression.
+    `labels` are the distinct labels of the table that was read, which are public; empty in a
+    regression.
     """
 
     rows: DenseRows | SparseRows

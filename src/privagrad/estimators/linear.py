@@ -37,15 +37,11 @@ class _PrivateLinearClassifier(ClassifierMixin, PrivateLinearEstimator):  # type
         classes = self._classes(table.labels)
         numbers = np.searchsorted(classes, table.y).astype(np.float64)
         bounds = bounds_of("bounds", self.bounds, table.rows.shape[1])
-        two = classes.size == 2
-        return Problem(
-            self._loss if two else self._loss.multiclass_twin,
-            clipped(table.rows, bounds),
-            2 * numbers - 1 if two else numbers,
-            1 if two else classes.size,
-            bool(self.fit_intercept),
-            bounds,
-        )
+        rows, intercept = clipped(table.rows, bounds), bool(self.fit_intercept)
+        if classes.size == 2:
+            return Problem(self._loss, rows, 2 * numbers - 1, 1, intercept, bounds)
+        loss = self._loss.multiclass_twin
+        return Problem(loss, rows, numbers, classes.size, intercept, bounds)
 
     def _keep(self, model: LinearModel, labels: NDArray[Any]) -> None:
         self.classes_ = self._classes(labels)

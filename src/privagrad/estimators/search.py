@@ -42,28 +42,15 @@ class Candidate:
 
 @dataclass(frozen=True)
 class RunPlan:
-    """One run before it happens.
+    """One run before it happens: the budget and plan of its fit, and its noisy score.
 
-    Attributes
-    ----------
-    epsilon : float
-        The budget of the run's fit.
-    fit : Plan
-        The fit of the first candidate; all candidates release the same.
-    score : GaussianEvent
-        The noisy score.
-    selection : SelectEvent
-        The releases of all runs together.
+    All candidates release the same. `selection` holds the releases of all runs together.
     """
 
     epsilon: float
     fit: Plan
     score: GaussianEvent
     selection: SelectEvent
-
-
-def _best_has(name: str) -> Any:
-    return available_if(lambda search: hasattr(search.estimator, name))
 
 
 class PrivateSearch(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
@@ -169,7 +156,7 @@ class PrivateSearch(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
         check_is_fitted(self, "best_estimator_")
         return self.best_estimator_.predict(X)  # type: ignore[no-any-return]
 
-    @_best_has("predict_proba")  # type: ignore[untyped-decorator]
+    @available_if(lambda search: hasattr(search.estimator, "predict_proba"))  # type: ignore[untyped-decorator]
     def predict_proba(self, X: Any) -> NDArray[np.float64]:
         """Probabilities by the best run's model."""
         check_is_fitted(self, "best_estimator_")

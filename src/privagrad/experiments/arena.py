@@ -1,9 +1,8 @@
 """Methods compared under equal conditions: the same problem, the same tuning, the same measure.
 
 Every variant tries the same step sizes, and as radii the same multiples of the median gradient norm
-in the norm of its own ellipsoid. The setting with the least median final loss over a few tuning
-runs is then run with other seeds. Tuning reads the private rows: these are experiments, not
-releases.
+in the norm of its own ellipsoid. The setting with the least median final loss is then run with
+other seeds.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ import numpy as np
 from privagrad import Ellipsoid, minimize
 from privagrad._internal.validate import Vector
 from privagrad.experiments import DELTA
-from privagrad.experiments.problems import FileProblem, Problem, load_problem
+from privagrad.experiments.problems import FileProblem, load_problem
 from privagrad.experiments.tasks import run_tasks
 from privagrad.methods import METHODS, Method
 from privagrad.methods.pdp_sgd import PDPSGD
@@ -38,7 +37,6 @@ _PARTS = 6
 class Variant:
     """A method with an ellipsoid of scale σ^power."""
 
-    name: str
     method: Method
     power: float = 0.0
 
@@ -47,15 +45,11 @@ class Variant:
         return self.method.shape != "none"
 
 
-VARIANTS = {
-    variant.name: variant
-    for variant in (
-        *(Variant(name, method, method.scale_power) for name, method in METHODS.items()),
-        Variant("pasan-identity", METHODS["pasan"]),
-        Variant("pagan-identity", METHODS["pagan"]),
-        Variant("pdp-sgd-20", PDPSGD(20)),
-        Variant("pdp-sgd-50", PDPSGD(50)),
-    )
+VARIANTS = {name: Variant(method, method.scale_power) for name, method in METHODS.items()} | {
+    "pasan-identity": Variant(METHODS["pasan"]),
+    "pagan-identity": Variant(METHODS["pagan"]),
+    "pdp-sgd-20": Variant(PDPSGD(20)),
+    "pdp-sgd-50": Variant(PDPSGD(50)),
 }
 
 
@@ -63,22 +57,9 @@ VARIANTS = {
 class Conditions:
     """What is the same for all variants.
 
-    Attributes
-    ----------
-    problem : str or FileProblem
-        A built-in problem by name, or a file.
-    epsilons : tuple of float
-        Every private variant is tuned and run at each of them.
-    batch_size : int or None
-        None: √n, or n/100 where that is larger.
-    step_sizes : tuple of float
-        The step sizes that every variant tries.
-    tuning_runs : int
-        Runs of every setting that is tried.
-    runs : int
-        Runs of a variant's best setting.
-    points : int
-        Points of the recorded loss curve; 1 records the final loss only.
+    Every private variant is tuned and run at each epsilon: `tuning_runs` of every setting that is
+    tried, `runs` of the best. By default `batch_size` is √n, or n/100 where that is larger.
+    `points` are those of the recorded loss curve; 1 records the final loss only.
     """
 
     problem: str | FileProblem
@@ -164,7 +145,7 @@ def run_trial(trial: Trial) -> Outcome:
     scale = problem.sigma**variant.power
     radius = trial.radius_factor * _median_norm(trial.problem, variant.power)
     steps = recorded_steps(trial.steps, trial.points)
-    recorders, seconds = [], []
+    outcome: Outcome = {"losses": [], "averaged": [], "epsilon": math.nan, "seconds": math.inf}
     for seed in trial.seeds:
         recorder = LossRecorder(problem.objective, problem.X.shape[1], steps)
         start = time.perf_counter()
@@ -186,17 +167,15 @@ def run_trial(trial: Trial) -> Outcome:
             progress=False,
             threads=1,
         )
-        seconds.append(time.perf_counter() - start - recorder.seconds)
+        seconds = time.perf_counter() - start - recorder.seconds
         if variant.method.one_shot:  # one point: its curve is constant
             recorder.losses = [problem.objective(result.last)] * len(steps)
             recorder.averaged = recorder.losses
-        recorders.append(recorder)
-    return {
-        "losses": [recorder.losses for recorder in recorders],
-        "averaged": [recorder.averaged for recorder in recorders],
-        "epsilon": result.privacy.epsilon,
-        "seconds": min(seconds),
-    }
+        outcome["losses"].append(recorder.losses)
+        outcome["averaged"].append(recorder.averaged)
+        outcome["epsilon"] = result.privacy.epsilon
+        outcome["seconds"] = min(outcome["seconds"], seconds)
+    return outcome
 
 
 def tune_and_run(
@@ -263,9 +242,7 @@ def _final_loss(outcome: Outcome) -> float:
     return median if math.isfinite(median) else math.inf
 
 
-@lru_cache(maxsize=4)
-def _problem(name: str | FileProblem) -> Problem:
-    return load_problem(name)
+_problem = lru_cache(maxsize=4)(load_problem)
 
 
 @lru_cache(maxsize=32)

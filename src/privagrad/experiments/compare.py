@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import csv
 import math
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
+from privagrad.experiments import write_csv
 from privagrad.experiments.arena import Conditions, median_band, tune_and_run
 from privagrad.experiments.plots import COLOURS, figure, save
 from privagrad.experiments.problems import load_problem
 
 
-@dataclass(frozen=True)
-class Row:
+class Row(NamedTuple):
     """One method at one epsilon; `loss` is the median over the runs of the final loss."""
 
     method: str
@@ -44,16 +43,9 @@ def run(
         spent, setting = (found.epsilon, found.seconds), (found.step_size, found.radius_factor)
         table.append(Row(name, epsilon, loss, low, high, loss - optimum, *spent, *setting))
     table.sort(key=lambda row: (row.epsilon, row.loss))
-    _write(table, out / "compare.csv")
+    write_csv(out / "compare.csv", Row._fields, table)
     _draw(table, out / "compare", problem.name)
     return table
-
-
-def _write(table: list[Row], path: Path) -> None:
-    with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, list(asdict(table[0])))
-        writer.writeheader()
-        writer.writerows(asdict(row) for row in table)
 
 
 def _draw(table: list[Row], stem: Path, title: str) -> None:
@@ -71,15 +63,9 @@ def _draw(table: list[Row], stem: Path, title: str) -> None:
         spread[0] = np.minimum(spread[0], 0.999 * middle)
         label = "not private" if math.isinf(epsilon) else f"epsilon = {epsilon:g}"
         axes.errorbar(
-            middle,
-            heights,
-            xerr=spread,
-            fmt="o",
-            color=colour,
-            label=label,
-            capsize=2,
+            middle, heights, xerr=spread, fmt="o", color=colour, label=label, capsize=2,
             markersize=5,
-        )
+        )  # fmt: skip
     axes.set_yticks(range(len(names)), names)
     axes.set(xscale="log", xlabel="excess loss over the optimum without privacy", title=title)
     axes.legend(frameon=False)

@@ -8,27 +8,32 @@ for the last iterate. The loss curves are computed from the training rows and ar
 from __future__ import annotations
 
 import argparse
+import csv
 import time
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
-from privagrad import Box, Ellipsoid, PrivacyReport, minimize
+from privagrad import Box, Ellipsoid, PrivacyReport, fitting, minimize
 from privagrad._internal.validate import Vector
+from privagrad.data.models import SavedModel
+from privagrad.data.schema import Column, Schema
 from privagrad.experiments import DELTA
 from privagrad.experiments.arena import LossRecorder
-from privagrad.experiments.people import fit_people
-from privagrad.experiments.plots import COLOURS, draw_band, figure, save
+from privagrad.experiments.plots import COLOURS, draw_band, figure, label_losses, save
 from privagrad.experiments.problems import Regression, absolute_regression
 from privagrad.methods import METHODS
+from privagrad.privacy.ledger import Ledger
+from privagrad.report.fit import write_fit_report
 
 EPSILON, BATCH_SIZE, STEPS = 1.0, 70, 1000
 RECORDED = range(10, STEPS + 1, 10)
+_JOBS = ("clerk", "cook", "driver", "farmer", "nurse", "seller", "teacher", "")
+_EFFECTS = np.array([0.0, -0.9, -0.4, -1.2, 0.3, 0.1, 0.8, -0.5])
 
 
-@dataclass(frozen=True)
-class Entry:
+class Entry(NamedTuple):
     """A method as the demonstration runs it."""
 
     method: str
@@ -46,8 +51,7 @@ ENTRIES = (
 )
 
 
-@dataclass(frozen=True)
-class Outcome:
+class Outcome(NamedTuple):
     """Loss curves (runs × recorded steps), and the time of the fastest run."""
 
     entry: Entry
@@ -94,13 +98,8 @@ def print_table(outcomes: list[Outcome], problem: Regression) -> None:
         table.add_column(name, justify="left" if name == "method" else "right", no_wrap=True)
     for outcome in outcomes:
         loss = float(np.median(outcome.curves[:, -1]))
-        table.add_row(
-            outcome.entry.label,
-            f"{loss:.4f}",
-            f"{loss - floor:.4f}",
-            f"{outcome.privacy.epsilon:.4g}",
-            f"{outcome.seconds:.3f}",
-        )
+        cost = (f"{outcome.privacy.epsilon:.4g}", f"{outcome.seconds:.3f}")
+        table.add_row(outcome.entry.label, f"{loss:.4f}", f"{loss - floor:.4f}", *cost)
     console = Console()
     console.print(table)
     console.print(
@@ -125,11 +124,59 @@ def draw(outcomes: list[Outcome], out: Path) -> list[Path]:
         ylabel="mean absolute error (log scale)",
         title=f"Absolute regression at epsilon = {EPSILON:g}: median and quartiles of the runs",
     )
-    axes.set_yticks([0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0], minor=False)
-    axes.set_yticklabels(["0.01", "0.02", "0.05", "0.1", "0.2", "0.5", "1"])
-    axes.minorticks_off()
+    label_losses(axes)
     axes.legend(frameon=False)
     return save(fig, out / "demo")
+
+
+def write_people(path: Path, rows: int, seed: int) -> None:
+    """Write a CSV file: age, hours, savings, rooms, job, and whether a person is insured."""
+    rng = np.random.default_rng(seed)
+    age = rng.integers(18, 90, rows)
+    hours = np.clip(rng.normal(38, 11, rows), 0, 90)
+    savings = np.where(rng.random(rows) < 0.3, 0.0, rng.lognormal(9, 1.5, rows))
+    rooms = rng.integers(1, 8, rows)
+    job = rng.choice(len(_JOBS), rows, p=[0.2, 0.1, 0.15, 0.05, 0.15, 0.2, 0.12, 0.03])
+    score = 0.04 * (age - 50) + 0.03 * (hours - 38) + 0.25 * np.log1p(savings) - 1.5
+    chance = score + _EFFECTS[job] + 0.1 * rooms + rng.logistic(size=rows)
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(["age", "hours", "savings", "rooms", "job", "insured"])
+        for i in range(rows):
+            numbers = age[i], f"{hours[i]:.1f}", f"{savings[i]:.2f}", rooms[i]
+            writer.writerow([*numbers, _JOBS[job[i]], "yes" if chance[i] > 0 else "no"])
+
+
+SCHEMA = Schema(
+    (
+        Column("age", low=18, high=90),
+        Column("hours", low=0, high=90),
+        Column("savings"),
+        Column("rooms", low=1, high=10),
+        Column("job", "category"),
+        Column("insured", "category", categories=("no", "yes")),
+    ),
+    "insured",
+)
+
+
+def fit_people(out: Path, rows: int = 20_000) -> tuple[SavedModel, Path]:
+    """Fit at epsilon 1 from a budget of 2, as `privagrad fit` does: the model and its report."""
+    out.mkdir(parents=True, exist_ok=True)
+    table, test = out / "people.csv", out / "people-test.csv"
+    write_people(table, rows, seed=0)
+    write_people(test, rows // 4, seed=1)
+    for old in out.glob("ledger.db*"):
+        old.unlink()
+    ledger = Ledger(out / "ledger.db")
+    ledger.create("people", epsilon=2.0, delta=1e-6)
+    request = fitting.FitRequest(
+        table, None, epsilon=1.0, schema=SCHEMA, dataset="people", ledger=ledger, test=test
+    )
+    model = fitting.run(fitting.prepare(request), out / "people.model")
+    report = out / "people-report.html"
+    write_fit_report(report, model, ledger.account("people"))
+    return model, report
 
 
 def main() -> None:

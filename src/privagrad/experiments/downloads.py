@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import shutil
 import urllib.request
 from pathlib import Path
 
@@ -26,12 +27,9 @@ def fetch_wikitext2(folder: Path, source: str = WIKITEXT2) -> None:
             partial = path.with_name(name + ".part")
             with urllib.request.urlopen(f"{source}/{name}") as answer:
                 size = int(answer.headers.get("Content-Length") or 0)
-                with (
-                    wrap_file(answer, size, description=name) as reader,
-                    partial.open("wb") as file,
-                ):
-                    while block := reader.read(2**16):
-                        file.write(block)
+                reader = wrap_file(answer, size, description=name)
+                with reader as source_file, partial.open("wb") as file:
+                    shutil.copyfileobj(source_file, file)
             _check(partial, expected, name)
             partial.replace(path)
         _check(path, expected, name)

@@ -7,7 +7,6 @@ state T and δ: here T = (n/b)² and δ = 1e-5. Batches are Poisson, accounted b
 
 from __future__ import annotations
 
-import csv
 import json
 import math
 from dataclasses import asdict, replace
@@ -16,6 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from privagrad._internal.validate import Vector
+from privagrad.experiments import write_csv
 from privagrad.experiments.arena import (
     PAPER_STEP_SIZES,
     RADIUS_FACTORS,
@@ -26,7 +26,7 @@ from privagrad.experiments.arena import (
     recorded_steps,
     tune_and_run,
 )
-from privagrad.experiments.plots import COLOURS, draw_band, figure, save
+from privagrad.experiments.plots import COLOURS, draw_band, figure, label_losses, save
 from privagrad.experiments.problems import load_problem
 
 PROBLEM = "absolute-regression"
@@ -81,14 +81,13 @@ def run(out: Path, settings: Conditions = FULL, workers: int | None = None) -> d
 
 def _write_csv(path: Path, results: Results, curves: Curves, settings: Conditions) -> None:
     iterations = recorded_steps(settings.steps, settings.points)
-    with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file)
-        writer.writerow(["epsilon", "method", "step_size", "iteration", "median", "low", "high"])
-        for (epsilon, name), curve in curves.items():
-            for iteration, *values in zip(iterations, *curve, strict=True):
-                step_size = results[epsilon, name].step_size
-                numbers = (f"{value:.6g}" for value in values)
-                writer.writerow([epsilon, name, step_size, iteration, *numbers])
+    columns = ("epsilon", "method", "step_size", "iteration", "median", "low", "high")
+    rows = [
+        (*key, results[key].step_size, iteration, *(f"{value:.6g}" for value in values))
+        for key, curve in curves.items()
+        for iteration, *values in zip(iterations, *curve, strict=True)
+    ]
+    write_csv(path, columns, rows)
 
 
 def _draw(stem: Path, curves: Curves, settings: Conditions, label: str) -> None:
@@ -100,9 +99,7 @@ def _draw(stem: Path, curves: Curves, settings: Conditions, label: str) -> None:
             draw_band(axes, iterations, curves[epsilon, name], STYLES[name], method)
         axes.set(title=f"epsilon = {epsilon:g}", xlabel="iteration", yscale="log")
         axes.set_ylim(0.009, 1.0)
-        axes.set_yticks([0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0])
-        axes.set_yticklabels(["0.01", "0.02", "0.05", "0.1", "0.2", "0.5", "1"])
-        axes.minorticks_off()
+        label_losses(axes)
     grid[0].set_ylabel(label)
     grid[-1].legend(frameon=False, fontsize="small")
     fig.suptitle(
@@ -118,18 +115,9 @@ def _summary(results: Results, settings: Conditions) -> dict[str, object]:
     rows = []
     for (epsilon, name), result in results.items():
         middle, low, high = (float(value) for value in median_band(result.losses[:, -1]))
-        rows.append(
-            {
-                "epsilon": epsilon,
-                "method": name,
-                "step_size": result.step_size,
-                "radius_factor": result.radius_factor,
-                "loss": middle,
-                "low": low,
-                "high": high,
-                "excess": middle - optimum,
-            }
-        )
+        tuned = {"step_size": result.step_size, "radius_factor": result.radius_factor}
+        band = {"loss": middle, "low": low, "high": high, "excess": middle - optimum}
+        rows.append({"epsilon": epsilon, "method": name, **tuned, **band})
     ratios = [
         {"epsilon": epsilon, "over": other, **_ratio(results, epsilon, other, optimum)}
         for epsilon in settings.epsilons

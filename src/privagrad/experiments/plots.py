@@ -41,6 +41,13 @@ def draw_band(
     axes.fill_between(x, low, high, color=colour, alpha=0.18, linewidth=0)
 
 
+def label_losses(axes: Axes) -> None:
+    """Label a log axis of losses by plain numbers from 0.01 to 1."""
+    ticks = [0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0]
+    axes.set_yticks(ticks, [f"{tick:g}" for tick in ticks])
+    axes.minorticks_off()
+
+
 def save(fig: Figure, stem: Path) -> list[Path]:
     """Write `stem`.png and `stem`.svg."""
     stem.parent.mkdir(parents=True, exist_ok=True)

@@ -27,16 +27,9 @@ class Regression(NamedTuple):
 
 @dataclass(frozen=True)
 class Problem:
-    """Private rows, public rows and public scales.
+    """Private rows, public rows with their targets, and public scales of the columns.
 
-    Attributes
-    ----------
-    sigma : array of shape (d,)
-        The scales of the columns, which count as public.
-    public : tuple
-        Public rows and their targets.
-    step_unit : float
-        Factor of the common step sizes: the size of a solution's coordinates.
+    `step_unit` is a factor of the common step sizes: the size of a solution's coordinates.
     """
 
     name: str
@@ -68,7 +61,8 @@ class Problem:
         if self.loss == "absolute":
             losses = [Loss("huber", bend) for bend in (1e-1, 1e-2, 1e-3, 1e-4, 1e-5)]
         box = self.domain if isinstance(self.domain, Box) else Box(-np.inf, np.inf)
-        bounds = np.stack([box.low * self.sigma, box.high * self.sigma], axis=1)
+        bounds: Any = np.stack([box.low * self.sigma, box.high * self.sigma], axis=1)
+        options: Any = {"maxiter": 1000, "ftol": 1e-11, "gtol": 1e-9}
         point = np.zeros_like(self.sigma)
         for loss in losses:
             smooth = GlmGradients(loss, self._gradients.rows, self.y)
@@ -78,10 +72,8 @@ class Problem:
                 value, gradient = smooth.value_and_gradient(v / self.sigma)
                 return value / unit, gradient / self.sigma / unit
 
-            options: Any = {"maxiter": 1000, "ftol": 1e-11, "gtol": 1e-9}
-            edges: Any = bounds
             point = solve(
-                scaled, point, jac=True, method="L-BFGS-B", bounds=edges, options=options
+                scaled, point, jac=True, method="L-BFGS-B", bounds=bounds, options=options
             ).x
         return self.objective(point / self.sigma)
 
@@ -97,8 +89,7 @@ def absolute_regression(
 ) -> Regression:
     """Section 5.1: a ~ N(0, diag(σ)²) with σ_j = j^-decay, y = ⟨a, x*⟩ + Laplace(tau).
 
-    x* is uniform on {-1, 1}^dim. The paper does not say when it draws new data; here every seed is
-    one data set.
+    x* is uniform on {-1, 1}^dim, and every seed is one data set.
     """
     rng = np.random.default_rng(seed)
     sigma: Vector = np.arange(1, dim + 1, dtype=np.float64) ** -decay
@@ -109,15 +100,8 @@ def absolute_regression(
 
 def _paper() -> Problem:
     X, y, sigma = absolute_regression(n=5500)
-    return Problem(
-        "absolute-regression",
-        "absolute",
-        X[:5000],
-        y[:5000],
-        sigma,
-        (X[5000:], y[5000:]),
-        Box(-1, 1),
-    )
+    public = (X[5000:], y[5000:])
+    return Problem("absolute-regression", "absolute", X[:5000], y[:5000], sigma, public, Box(-1, 1))
 
 
 def _text() -> Problem:
@@ -140,16 +124,10 @@ BUILT_IN = {"absolute-regression": _paper, "sparse-text": _text}
 
 @dataclass(frozen=True)
 class FileProblem:
-    """A file; a random share of its rows counts as public.
+    """A file; a random share of its rows counts as public, and `box` bounds every coefficient.
 
-    Attributes
-    ----------
-    target : str or None
-        The column to predict; None for a LIBSVM file.
-    box : float or None
-        Bound on every coefficient; None: no bound.
-    stamp : int
-        When the file was last changed, so that results of different versions are not mixed.
+    A LIBSVM file has no `target`. `stamp` is the time of the last change, so that results of
+    different versions of the file are not mixed.
     """
 
     path: str
@@ -163,9 +141,8 @@ class FileProblem:
 def load_problem(name: str | FileProblem) -> Problem:
     """A built-in problem by name, or one from a file.
 
-    The public rows of a file give the scales σ_j and the unit of the step sizes. The scales are the
-    root mean squares of the columns, with one additional row of the average scale, so that none is
-    0.
+    The public rows of a file give the scales: the root mean squares of the columns, with one
+    additional row of the average scale, so that none is 0.
     """
     if isinstance(name, str):
         return BUILT_IN[choice("problem", name, BUILT_IN)]()

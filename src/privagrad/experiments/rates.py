@@ -2,11 +2,9 @@
 
 PAGAN on the box [-1, 1]^d and PASAN on the Euclidean unit ball minimise the objective of the lower
 bounds, F(x; z) = ⟨x, z⟩ with |z_j| ≤ σ_j = j^-decay. σ is public, the scale is optimal, and the
-radius is the largest norm of such rows. The bounds hold for the worst rows at each n and epsilon.
-Rows with small means have a small excess loss, and the signs of large means are easy to find. So,
-as in the proof of Theorem 4, z_j = ±σ_j with means as large as the noise: `hardness` times
-B C_jj^{-1/2}/(nε). Their sum is (Σσ^{2/3})^{3/2}/(nε) on the box, and their norm Σσ/(nε) on the
-ball. The worst of several hardnesses is reported; it lies inside their range.
+radius is the largest norm of such rows. The bounds hold for the worst rows: as in the proof of
+Theorem 4, z_j = ±σ_j with means as large as the noise, `hardness` times B C_jj^{-1/2}/(nε). The
+worst of several hardnesses is reported.
 
 The measured slope in epsilon is about -0.9 instead of -1: the noise multiplier that (ε, δ) needs is
 smaller than sqrt(2 log(1/δ))/ε, and the difference shrinks as epsilon grows.
@@ -17,12 +15,12 @@ Every batch is the whole sample. With the T = (n/b)² steps of b rows in Lemma 1
 
 from __future__ import annotations
 
-import csv
 import json
 from collections import Counter
 from collections.abc import Collection
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from itertools import product
 from multiprocessing import get_context
 from pathlib import Path
@@ -32,10 +30,12 @@ import numpy as np
 
 from privagrad import Box, Ellipsoid, L2Ball, minimize, theory
 from privagrad._internal.validate import Vector
-from privagrad.experiments import DELTA
+from privagrad.experiments import DELTA, write_csv
 from privagrad.experiments.plots import COLOURS, draw_band, figure, save
+from privagrad.geometry.domains import Domain
 
 METHODS = ("pagan", "pasan")
+DOMAINS: dict[str, Domain] = {"pagan": Box(-1, 1), "pasan": L2Ball(1.0)}
 THEOREMS = {"pagan": (2, 4), "pasan": (1, 5)}
 LABELS = {"n": "rows n", "dim": "dimension d", "epsilon": "epsilon", "decay": "decay of σ"}
 
@@ -127,8 +127,7 @@ class Point(NamedTuple):
     lower: float
 
 
-@dataclass(frozen=True)
-class Slope:
+class Slope(NamedTuple):
     """Slope of log excess loss against the log of what varies, by least squares.
 
     `predicted` is the slope of the privacy term of the upper bound.
@@ -140,8 +139,7 @@ class Slope:
     predicted: float
 
 
-@dataclass(frozen=True)
-class Outcome:
+class Outcome(NamedTuple):
     """What was measured, and the files that were written."""
 
     points: list[Point]
@@ -149,12 +147,8 @@ class Outcome:
     files: list[Path]
 
 
-class _Task(NamedTuple):
-    problem: Problem
-    method: str
-    hardness: float
-    seeds: int
-    steps: int
+_Task = tuple[Problem, str, float]
+"""A problem, a method and a hardness."""
 
 
 def run(out: Path, quick: bool = False) -> Outcome:
@@ -164,15 +158,13 @@ def run(out: Path, quick: bool = False) -> Outcome:
     """
     size = QUICK if quick else FULL
     settings = [
-        (varied, value, method)
+        (varied, value, method, replace(size.base, **{varied: value}))  # type: ignore[arg-type]
         for varied, values in size.values.items()
         for value, method in product(values, METHODS)
     ]
-    wanted = {(_at(size.base, varied, value), method) for varied, value, method in settings}
-    measured = _measure(size, wanted)
+    measured = _measure(size, {(problem, method) for _, _, method, problem in settings})
     points, privacy = [], []
-    for varied, value, method in settings:
-        problem = _at(size.base, varied, value)
+    for varied, value, method, problem in settings:
         hardness, excesses = measured[problem, method]
         bound, lower = _bounds(problem, method, hardness, size.steps)
         low, middle, high = np.quantile(excesses, [0.25, 0.5, 0.75]).tolist()
@@ -180,41 +172,36 @@ def run(out: Path, quick: bool = False) -> Outcome:
         privacy.append(bound.privacy)
     slopes = _slopes(points, privacy)
     hardest = Counter(hardness for hardness, _ in measured.values())
-    files = [_write_csv(points, out), _write_json(size, slopes, hardest, out), *_draw(points, out)]
-    return Outcome(points, slopes, files)
-
-
-def _at(base: Problem, varied: str, value: float) -> Problem:
-    return replace(base, **{varied: value})  # type: ignore[arg-type]
+    table = write_csv(out / "rates.csv", Point._fields, points)
+    settings_file = _write_json(size, slopes, hardest, out)
+    return Outcome(points, slopes, [table, settings_file, *_draw(points, out)])
 
 
 def _measure(
     size: Size, wanted: Collection[tuple[Problem, str]]
 ) -> dict[tuple[Problem, str], tuple[float, Vector]]:
     """The hardness with the largest median excess loss over seeds, and the losses there."""
-    tasks = [
-        _Task(problem, method, hardness, size.seeds, size.steps)
-        for (problem, method), hardness in product(wanted, size.hardness)
-    ]
-    tasks.sort(key=lambda task: task.problem.n * task.problem.dim, reverse=True)
+    tasks = [(*key, hardness) for key, hardness in product(wanted, size.hardness)]
+    tasks.sort(key=lambda task: task[0].n * task[0].dim, reverse=True)
+    work = partial(_excesses, size)
     if size.workers == 1:
-        measured = {task: _excesses(task) for task in tasks}
+        measured = list(map(work, tasks))
     else:
         with ProcessPoolExecutor(size.workers, mp_context=get_context("spawn")) as pool:
-            measured = dict(zip(tasks, pool.map(_excesses, tasks, chunksize=2), strict=True))
+            measured = list(pool.map(work, tasks, chunksize=2))
     worst: dict[tuple[Problem, str], tuple[float, Vector]] = {}
-    for task, excesses in measured.items():
-        key = task.problem, task.method
+    for (problem, method, hardness), excesses in zip(tasks, measured, strict=True):
+        key = problem, method
         if key not in worst or np.median(excesses) > np.median(worst[key][1]):
-            worst[key] = task.hardness, excesses
+            worst[key] = hardness, excesses
     return worst
 
 
-def _excesses(task: _Task) -> Vector:
+def _excesses(size: Size, task: _Task) -> Vector:
     """f(average) - min f for each seed."""
-    problem, method, hardness, seeds, steps = task
+    problem, method, hardness = task
     excesses = []
-    for seed in range(seeds):
+    for seed in range(size.seeds):
         rows = problem.rows(method, hardness, seed)
         result = minimize(
             "linear",
@@ -223,9 +210,9 @@ def _excesses(task: _Task) -> Vector:
             epsilon=problem.epsilon,
             delta=DELTA,
             ellipsoid=problem.ellipsoid(method),
-            domain=_domain(method),
+            domain=DOMAINS[method],
             batch_size=problem.n,
-            steps=steps,
+            steps=size.steps,
             random_state=seed,
             progress=False,
             threads=1,
@@ -237,10 +224,6 @@ def _excesses(task: _Task) -> Vector:
     return np.array(excesses)
 
 
-def _domain(method: str) -> Box | L2Ball:
-    return Box(-1, 1) if method == "pagan" else L2Ball(1.0)
-
-
 def _bounds(
     problem: Problem, method: str, hardness: float, steps: int
 ) -> tuple[theory.Bound, float]:
@@ -249,18 +232,9 @@ def _bounds(
     lower = theory.box_lower_bound if method == "pagan" else theory.ball_lower_bound
     n, epsilon, ellipsoid = problem.n, problem.epsilon, problem.ellipsoid(method)
     # No row is projected, and the gradient of the whole sample is its mean.
-    bound = upper(
-        problem.means(method, hardness),
-        ellipsoid,
-        moment=ellipsoid.radius,
-        p=np.inf,
-        domain=_domain(method),
-        n=n,
-        epsilon=epsilon,
-        delta=DELTA,
-        steps=steps,
-    )
-    return bound, lower(problem.sigma, n, epsilon)
+    sigma, moment = problem.means(method, hardness), ellipsoid.radius
+    setting = (DOMAINS[method], n, epsilon, DELTA, steps)
+    return upper(sigma, ellipsoid, moment, np.inf, *setting), lower(problem.sigma, n, epsilon)
 
 
 def _slopes(points: list[Point], privacy: list[float]) -> list[Slope]:
@@ -277,22 +251,12 @@ def _slopes(points: list[Point], privacy: list[float]) -> list[Slope]:
     return slopes
 
 
-def _write_csv(points: list[Point], out: Path) -> Path:
-    out.mkdir(parents=True, exist_ok=True)
-    path = out / "rates.csv"
-    with path.open("w", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerow(Point._fields)
-        writer.writerows(points)
-    return path
-
-
 def _write_json(size: Size, slopes: list[Slope], hardest: Counter[float], out: Path) -> Path:
     path = out / "rates.json"
     settings = {**asdict(size), "delta": DELTA, "batch_size": "n", "random_state": "seeded"}
     content = {
         "settings": settings,
-        "slopes": [asdict(slope) for slope in slopes],
+        "slopes": [slope._asdict() for slope in slopes],
         "hardest": {f"{hardness:g}": count for hardness, count in sorted(hardest.items())},
     }
     path.write_text(json.dumps(content, indent=2) + "\n")
@@ -309,13 +273,9 @@ def _draw(points: list[Point], out: Path) -> list[Path]:
             ).T
             label = f"{method.upper()}, measured"
             draw_band(axes, value, (excess, low, high), colour, label)
-            above, below = THEOREMS[method]
-            axes.plot(
-                value, upper, color=colour, linestyle="--", label=f"upper bound, Theorem {above}"
-            )
-            axes.plot(
-                value, lower, color=colour, linestyle=":", label=f"lower bound, Theorem {below}"
-            )
+            above, below = (f"bound, Theorem {number}" for number in THEOREMS[method])
+            axes.plot(value, upper, color=colour, linestyle="--", label=f"upper {above}")
+            axes.plot(value, lower, color=colour, linestyle=":", label=f"lower {below}")
         axes.set(xscale="log", yscale="log", xlabel=x_label)
         ticks = sorted({p.value for p in points if p.varied == varied})
         axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])

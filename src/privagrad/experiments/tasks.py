@@ -16,9 +16,6 @@ from privagrad._internal import progress
 Task = TypeVar("Task")
 Outcome = TypeVar("Outcome")
 
-_RENAMED = (("Bout(", "Trial("), (" contender=", " variant="), (" looks=", " points="))
-"""Names in the journals of version 0.1, and what they are called now."""
-
 
 def run_tasks(
     work: Callable[[Task], Outcome],
@@ -29,19 +26,8 @@ def run_tasks(
 ) -> dict[Task, Outcome]:
     """The outcome of every task; outcomes of finished tasks are read from `journal`.
 
-    Parameters
-    ----------
-    work : callable
-        Takes a task and returns its outcome, which JSON can hold.
-    tasks : iterable
-        A task's `repr` is its name in the journal: it must show everything that the outcome
-        depends on.
-    journal : Path
-        A file with one line for every finished task.
-    description : str
-        The text of the progress bar.
-    workers : int or None
-        Number of processes; None: one for each core.
+    JSON must be able to hold an outcome. A task's `repr` is its name in the journal: it must show
+    everything that the outcome depends on. By default every core gets a process.
     """
     tasks = list(tasks)
     done: dict[str, Outcome] = _read(journal)
@@ -50,8 +36,7 @@ def run_tasks(
     if missing:
         with journal.open("a", encoding="utf-8") as lines, _processes(workers) as pool:
             pending = {pool.submit(work, task): task for task in missing}
-            finished = progress.track(as_completed(pending), len(pending), description)
-            for future in finished:
+            for future in progress.track(as_completed(pending), len(pending), description):
                 name = repr(pending[future])
                 done[name] = future.result()
                 lines.write(json.dumps({"task": name, "outcome": done[name]}) + "\n")
@@ -77,16 +62,12 @@ def _processes(workers: int | None) -> Iterator[ProcessPoolExecutor]:
 
 
 def _read(journal: Path) -> dict[str, Any]:
-    if not journal.exists():
-        return {}
     done = {}
-    for line in journal.read_text(encoding="utf-8").splitlines():
+    lines = journal.read_text(encoding="utf-8").splitlines() if journal.exists() else []
+    for line in lines:
         try:
             entry = json.loads(line)
         except json.JSONDecodeError:
             continue  # the line that was being written when the run was killed
-        name = entry["task"]
-        for former, present in _RENAMED:
-            name = name.replace(former, present)
-        done[name] = entry["outcome"]
+        done[entry["task"]] = entry["outcome"]
     return done

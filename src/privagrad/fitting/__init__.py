@@ -5,12 +5,4 @@ from privagrad.fitting.plan import PreparedFit, prepare
 from privagrad.fitting.request import LOSSES, FitRequest
 from privagrad.fitting.snapshots import fingerprint, same_content
 
-__all__ = [
-    "LOSSES",
-    "FitRequest",
-    "PreparedFit",
-    "fingerprint",
-    "prepare",
-    "run",
-    "same_content",
-]
+__all__ = ["LOSSES", "FitRequest", "PreparedFit", "fingerprint", "prepare", "run", "same_content"]

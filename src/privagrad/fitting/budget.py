@@ -6,7 +6,6 @@ import math
 from collections.abc import Callable
 
 from privagrad.fitting.request import FitRequest
-from privagrad.fitting.snapshots import Snapshot
 from privagrad.privacy.accounting import PrivacyPlan
 from privagrad.privacy.events import Event, GaussianEvent
 from privagrad.privacy.ledger import NO_DELTA_LEFT, Account, BudgetError
@@ -27,16 +26,16 @@ def paying_account(request: FitRequest) -> Account | None:
     return account
 
 
-def require_own_rows(request: FitRequest, account: Account, snapshot: Snapshot) -> None:
+def require_own_rows(request: FitRequest, account: Account, fingerprint: str) -> None:
     """Refuse rows that are not those of the budget, or are those of another one."""
-    if account.fingerprint and snapshot.fingerprint != account.fingerprint:
+    if account.fingerprint and fingerprint != account.fingerprint:
         raise ValueError(
             f"Expected the file that the budget of {account.name!r} was opened for, found other "
             f"content in {request.table.name}: rows that changed are another data set. Open a "
             "budget for it."
         )
     if request.ledger is not None:
-        request.ledger.require_only_budget(account.name, snapshot.fingerprint)
+        request.ledger.require_only_budget(account.name, fingerprint)
 
 
 def refusal(

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
 from privagrad.data.models import SavedModel
 from privagrad.data.tables import Table
-from privagrad.fitting.labels import class_numbers
-from privagrad.fitting.plan import PreparedFit
-from privagrad.fitting.reserve import reserve
+from privagrad.fitting.budget import refusal
+from privagrad.fitting.plan import PreparedFit, class_numbers
 from privagrad.fitting.save import FittedTable, save
 from privagrad.glm.rows import as_rows
 from privagrad.linear import Bounds, Problem, run_fit
+from privagrad.privacy.events import Event, GaussianEvent
+from privagrad.privacy.ledger import BudgetError
 from privagrad.privacy.noise import random_source
 from privagrad.privacy.releases import Releases
 from privagrad.queries.categories import categories_event, discover, threshold
@@ -25,7 +27,7 @@ def run(job: PreparedFit, out: Path, progress: bool | None = None) -> SavedModel
     The ledger comes before the model file: once the run is finished nobody can give it back, and
     what was given back before is not saved.
     """
-    run_name = reserve(job)
+    run_name = _reserve(job)
     releases = Releases(job.privacy, random_source(job.request.seed), job.delta)
     table, test = job.table, job.test
     if job.discovers:
@@ -38,6 +40,30 @@ def run(job: PreparedFit, out: Path, progress: bool | None = None) -> SavedModel
         raise RuntimeError("Expected the releases that were planned, found others.")
     model = run_fit(problem, plan, releases, progress)
     return save(job, FittedTable(table, test, plan, model, run_name), out)
+
+
+def _reserve(job: PreparedFit) -> str | None:
+    """Reserve the releases of a fit; the name of the run, None where no budget pays."""
+    request, account, ledger = job.request, job.account, job.request.ledger
+    if account is None or ledger is None:
+        return None
+
+    def scaled(epsilon: float) -> tuple[Event, ...]:
+        """The releases at another epsilon, nearly: noise in proportion to 1/epsilon."""
+        factor = request.epsilon / epsilon
+        return tuple(
+            replace(event, noise_multiplier=factor * event.noise_multiplier)
+            for event in job.events
+            if isinstance(event, GaussianEvent)
+        )
+
+    note = f"fit {request.table.name}: {job.loss.name}, epsilon {request.epsilon:g}"
+    try:
+        return ledger.reserve(account.name, job.events, note, job.fingerprint)
+    except BudgetError:
+        current = ledger.account(account.name)
+        after = current.spent_with(job.events)
+        raise refusal(current, request.epsilon, after, scaled) from None
 
 
 def _discover(job: PreparedFit, releases: Releases) -> dict[str, tuple[str, ...]]:

@@ -6,23 +6,17 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from privagrad._internal import validate
+from privagrad._internal.validate import Vector
 from privagrad.data.readers import open_table, open_test_table, require_table
 from privagrad.data.tables import Table
 from privagrad.fitting.budget import paying_account, require_own_rows
-from privagrad.fitting.labels import class_numbers
 from privagrad.fitting.request import FitRequest, complete
-from privagrad.fitting.snapshots import Snapshot
+from privagrad.fitting.snapshots import fingerprint, snapshot
 from privagrad.glm.losses import Loss
-from privagrad.linear import (
-    Choices,
-    Plan,
-    PublicFacts,
-    default_delta,
-    plan_fit,
-    warn_if_hopeless,
-)
+from privagrad.linear import Choices, Plan, PublicFacts, default_delta, plan_fit, warn_if_hopeless
 from privagrad.privacy.accounting import PrivacyPlan
 from privagrad.privacy.events import Event
 from privagrad.privacy.ledger import Account
@@ -34,40 +28,11 @@ _GUESSED_CATEGORIES = 21
 
 
 @dataclass(frozen=True)
-class Payment:
-    """The budget that pays.
-
-    Attributes
-    ----------
-    account : Account
-        As it was when the fit was planned.
-    fingerprint : str
-        Of the bytes that the rows were parsed from.
-    """
-
-    account: Account
-    fingerprint: str
-
-
-@dataclass(frozen=True)
 class PreparedFit:
     """A fit before its first release: everything is read and checked, nothing is spent.
 
-    Attributes
-    ----------
-    request : FitRequest
-    table : Table
-        The rows to fit.
-    test : Table or None
-        The rows to test the model on.
-    loss : Loss
-    delta : float
-    choices : Choices
-        The request's, with a batch size.
-    privacy : PrivacyPlan
-        All releases.
-    payment : Payment or None
-        None: the run is not charged to any budget.
+    `choices` are the request's with a batch size, `privacy` holds all releases. `account` is the
+    budget that pays, None if none does, and `fingerprint` that of the bytes it pays for.
     """
 
     request: FitRequest
@@ -77,15 +42,12 @@ class PreparedFit:
     delta: float
     choices: Choices
     privacy: PrivacyPlan
-    payment: Payment | None
+    account: Account | None
+    fingerprint: str | None
 
     @property
     def n(self) -> int:
         return self.table.n
-
-    @property
-    def account(self) -> Account | None:
-        return None if self.payment is None else self.payment.account
 
     @property
     def classes(self) -> tuple[str, ...] | None:
@@ -118,8 +80,9 @@ class PreparedFit:
 
     def plan(self, facts: PublicFacts) -> Plan:
         """The fit of a problem with these public facts."""
-        found = self.privacy[CATEGORIES] if self.discovers else None
-        return _plan(self.request, facts, self.delta, self.choices, found)
+        found = [self.privacy[CATEGORIES]] if self.discovers else []
+        epsilon, delta = self.request.epsilon, self.delta
+        return plan_fit(facts, epsilon, delta, self.choices, found, evaluated=True)
 
 
 def prepare(request: FitRequest) -> PreparedFit:
@@ -127,12 +90,12 @@ def prepare(request: FitRequest) -> PreparedFit:
     validate.positive("epsilon", request.epsilon)
     account = paying_account(request)
     require_table(request.table)
-    path, payment = request.table, None
+    path, content = request.table, None
     with ExitStack() as stack:
         if account is not None:
-            snapshot = stack.enter_context(Snapshot(path))
-            require_own_rows(request, account, snapshot)
-            path, payment = snapshot.path, Payment(account, snapshot.fingerprint)
+            path = stack.enter_context(snapshot(path))
+            content = fingerprint(path)
+            require_own_rows(request, account, content)
         schema, loss = complete(request, path)
         table = open_table(path, schema)
     if not loss.regression and table.target.categories:
@@ -145,12 +108,27 @@ def prepare(request: FitRequest) -> PreparedFit:
     test = None if request.test is None else open_test_table(request.test, table)
     if test is not None and not np.isfinite(test.targets).any():
         raise ValueError("Expected rows with a target in the table to test on, found none.")
-    found = discovery(len(table.counts), request.epsilon, delta) if table.counts else None
-    first = _plan(request, _facts(table, loss), delta, request.choices, found)
-    warn_if_hopeless(table.n, request.epsilon, first.relative_noise)
+    epsilon, facts = request.epsilon, _facts(table, loss)
+    found = [discovery(len(table.counts), epsilon, delta)] if table.counts else []
+    first = plan_fit(facts, epsilon, delta, request.choices, found, evaluated=True)
+    warn_if_hopeless(table.n, epsilon, first.relative_noise)
     # The number of columns may change when categories are known, the releases must not.
     choices = replace(request.choices, batch_size=first.batches.batch_size)
-    return PreparedFit(request, table, test, loss, delta, choices, first.privacy, payment)
+    privacy = first.privacy
+    return PreparedFit(request, table, test, loss, delta, choices, privacy, account, content)
+
+
+def class_numbers(codes: Vector, *, discovered: bool) -> tuple[Vector, NDArray[np.bool_]]:
+    """Class numbers, and which rows have none: blanks, and what was too rare to be discovered."""
+    strange = np.flatnonzero(codes < 0)
+    if strange.size and not discovered:
+        raise ValueError(
+            f"Expected the stated labels alone, found another one in row {strange[0] + 1} "
+            f"({strange.size} such rows): state all classes, or other spellings as `aliases` in "
+            "the schema."
+        )
+    left_out = ~(codes >= 0)
+    return np.where(left_out, 0.0, codes), left_out
 
 
 def _facts(table: Table, loss: Loss) -> PublicFacts:
@@ -159,23 +137,7 @@ def _facts(table: Table, loss: Loss) -> PublicFacts:
     unknown = sum(name != table.target.name for name in table.counts)
     width = len(encoding.names) + _GUESSED_CATEGORIES * unknown
     classes = 0 if loss.regression else len(table.target.categories)
+    dim, bounded = (width + 1) * (classes if classes > 2 else 1), encoding.bounds is not None
     return PublicFacts(
-        table.n,
-        (width + 1) * (classes if classes > 2 else 1),
-        encoding.sparse,
-        loss.regression,
-        True,
-        encoding.bounds is not None,
-        table.target.bounded,
+        table.n, dim, encoding.sparse, loss.regression, True, bounded, table.target.bounded
     )
-
-
-def _plan(
-    request: FitRequest,
-    facts: PublicFacts,
-    delta: float,
-    choices: Choices,
-    found: Event | None,
-) -> Plan:
-    others = [] if found is None else [found]
-    return plan_fit(facts, request.epsilon, delta, choices, others, evaluated=True)

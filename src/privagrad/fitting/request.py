@@ -26,34 +26,12 @@ LOSSES = {
 class FitRequest:
     """What a user asks for.
 
-    Attributes
-    ----------
-    table : Path
-        The file with the rows to fit.
-    target : str or None
-        The column to predict; None: the schema's.
-    epsilon : float
-        What the fit may cost.
-    delta : float or None
-        None: the data set's, or else below 1/(10 n).
-    loss : str or None
-        A name of `LOSSES`; None: logistic for a target of categories, huber for numbers.
-    quantile : float
-        For the quantile loss.
-    schema : Schema or None
-        None for a file of numbers alone.
-    classes : tuple of str or None
-        All labels that can occur; None: the schema's, or else discovered privately.
-    choices : Choices
-        What is set instead of the recipe.
-    seed : int or None
-        None for secure noise; a seeded model is not private.
-    dataset : str or None
-    ledger : Ledger or None
-        The budget that pays, by its name, and the ledger it is in; None: the run is not charged to
-        any budget.
-    test : Path or None
-        A file to test the model on. Its scores are not private.
+    Without a `target` the schema's is predicted. Without a `delta` it is the budget's, or else
+    below 1/(10 n). Without a `loss`, a name of `LOSSES`, it is logistic for a target of categories
+    and huber for numbers. A file without a `schema` has numbers alone. `classes` are all labels
+    that can occur: by default the schema's, or else discovered privately. `choices` override the
+    recipe. A `seed` makes a model that is not private. `dataset` names the budget in `ledger` that
+    pays; without it the run is not charged to any budget. Scores on `test` are not private.
     """
 
     table: Path

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from privagrad.data.models import SavedModel, save_model
 from privagrad.data.tables import Table
 from privagrad.fitting.plan import PreparedFit
-from privagrad.fitting.scores import with_scores
 from privagrad.linear import LinearModel, Plan
 from privagrad.privacy.accounting import PrivacyReport
 from privagrad.privacy.codec import as_json
@@ -19,19 +20,7 @@ from privagrad.privacy.codec import as_json
 
 @dataclass(frozen=True)
 class FittedTable:
-    """A model and what it was fitted to.
-
-    Attributes
-    ----------
-    table : Table
-        With all categories.
-    test : Table or None
-        Likewise.
-    plan : Plan
-    model : LinearModel
-    run : str or None
-        The name of the run in the ledger.
-    """
+    """A model and what it was fitted to; the tables have all categories."""
 
     table: Table
     test: Table | None
@@ -78,6 +67,24 @@ def _saved(job: PreparedFit, fitted: FittedTable) -> SavedModel:
         trace.columns.unit,
         trace.ellipsoid.scale[: len(names)],
     )
+
+
+def with_scores(model: SavedModel, table: Table, path: Path) -> SavedModel:
+    """The same model with how well it predicts another table, read from `path`. NOT private."""
+    predicted = np.concatenate([model.answers(part.X) for part in table.parts()])
+    known = np.isfinite(table.targets)
+    predicted, truth = predicted[known], table.targets[known]
+    test: dict[str, Any] = {"table": path.name, "rows": int(truth.size)}
+    if model.classes is not None:
+        _, counts = np.unique(truth, return_counts=True)
+        test["accuracy"] = float((predicted == truth).mean())
+        test["majority"] = float(counts.max() / truth.size)
+    else:
+        test["mean_absolute_error"] = float(np.abs(predicted - truth).mean())
+        spread = np.abs(truth - np.median(truth))
+        test["mean_absolute_error_of_median"] = float(spread.mean())
+    test["private"] = False
+    return replace(model, evaluation={**model.evaluation, "test": test})
 
 
 def _privacy(report: PrivacyReport) -> dict[str, Any]:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import shutil
-import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Self
+from tempfile import TemporaryDirectory
 
 
 def fingerprint(path: Path) -> str:
@@ -22,36 +23,12 @@ def same_content(one: Path, other: Path) -> bool:
     return one.samefile(other) or fingerprint(one) == fingerprint(other)
 
 
-class Snapshot:
-    """A private copy of a file, under the same name, which nobody else writes to.
+@contextmanager
+def snapshot(original: Path) -> Iterator[Path]:
+    """A private copy of a file under the same name, which nobody else writes to.
 
-    The copy is what the fingerprint is of: a file that changes after its fingerprint was compared
-    is not read again. It is made on entering the context and deleted on leaving it.
-
-    Attributes
-    ----------
-    path : Path
-        The copy.
-    fingerprint : str
-        Of the copy.
+    Take the fingerprint of the copy and read the copy: what happens to the original in between
+    does not matter.
     """
-
-    path: Path
-    fingerprint: str
-
-    def __init__(self, original: Path) -> None:
-        self._original = original
-
-    def __enter__(self) -> Self:
-        self._folder = Path(tempfile.mkdtemp(prefix="privagrad-"))
-        try:
-            self.path = self._folder / self._original.name
-            shutil.copyfile(self._original, self.path)
-            self.fingerprint = fingerprint(self.path)
-        except BaseException:
-            self.__exit__()
-            raise
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        shutil.rmtree(self._folder, ignore_errors=True)
+    with TemporaryDirectory(prefix="privagrad-", ignore_cleanup_errors=True) as folder:
+        yield Path(shutil.copyfile(original, Path(folder) / original.name))

@@ -22,7 +22,7 @@ _NOT_PRIVATE = (
 def write_compare_report(path: Path, problem: str, rows: Sequence[Row]) -> None:
     """Write the losses of all methods, one chart for each epsilon."""
     blocks: list[Block] = [Banner(_NOT_PRIVATE, "warning")]
-    blocks += _bars(rows, "excess", "excess loss over the optimum")
+    blocks += _bars(rows)
     columns = ("method", "epsilon", "loss", "low", "high", "excess", "epsilon_spent", "seconds",
                "step_size", "radius_factor")  # fmt: skip
     blocks.append(_table("All results", columns, rows))
@@ -32,7 +32,7 @@ def write_compare_report(path: Path, problem: str, rows: Sequence[Row]) -> None:
 def write_figure1_report(path: Path, summary: dict[str, Any]) -> None:
     """Write the final losses of Figure 1."""
     rows = summary["results"]
-    blocks: list[Block] = _bars(rows, "excess", "excess loss over the optimum")
+    blocks: list[Block] = _bars(rows)
     columns = ("method", "epsilon", "loss", "low", "high", "excess", "step_size")
     blocks.append(_table("Final losses", columns, rows))
     ratios = summary["excess_ratio_of_pagan"]
@@ -42,22 +42,20 @@ def write_figure1_report(path: Path, summary: dict[str, Any]) -> None:
 
 
 def write_rates_report(
-    path: Path,
-    points: Sequence[Row],
-    slopes: Sequence[Row],
-    labels: Mapping[str, str],
+    path: Path, points: Sequence[Row], slopes: Sequence[Row], labels: Mapping[str, str]
 ) -> None:
     """Write the excess losses against n, d, epsilon and decay, with the paper's bounds."""
     blocks: list[Block] = [Banner("An experiment with seeded noise on synthetic rows.", "warning")]
     for varied, method in dict.fromkeys((p["varied"], p["method"]) for p in points):
         some = [p for p in points if (p["varied"], p["method"]) == (varied, method)]
-        at = [p["value"] for p in some]
+        at, excess, low, high, upper, lower = (
+            [p[key] for p in some] for key in ("value", "excess", "low", "high", "upper", "lower")
+        )
         lines = [
-            Series(method, at, [p["excess"] for p in some], [p["low"] for p in some],
-                   [p["high"] for p in some]),
-            Series("upper bound", at, [p["upper"] for p in some]),
-            Series("lower bound", at, [p["lower"] for p in some]),
-        ]  # fmt: skip
+            Series(method, at, excess, low, high),
+            Series("upper bound", at, upper),
+            Series("lower bound", at, lower),
+        ]
         chart = line_chart(
             lines, labels[varied], "excess loss", log_x=varied != "decay", log_y=True
         )
@@ -84,11 +82,8 @@ def write_language_report(path: Path, rows: Sequence[Row]) -> None:
             if row["epsilon"] == epsilon
         ]
         chart = line_chart(lines, "epoch", "validation perplexity", log_y=True)
-        blocks.append(
-            Figure(
-                f"Epsilon {epsilon:g}", chart, "The state of the LSTM is carried along the text."
-            )
-        )
+        caption = "The state of the LSTM is carried along the text."
+        blocks.append(Figure(f"Epsilon {epsilon:g}", chart, caption))
     columns = ("method", "epsilon", "seed", "epochs", "batch_size", "step_size", "radius",
                "valid_perplexity", "valid_perplexity_reset", "test_perplexity", "epsilon_spent",
                "seconds")  # fmt: skip
@@ -96,23 +91,20 @@ def write_language_report(path: Path, rows: Sequence[Row]) -> None:
     write_page(path, "Table 1 and Figure 2", "An LSTM language model on WikiText-2", blocks)
 
 
-def _title(epsilon: float) -> str:
-    return "Without privacy" if math.isinf(epsilon) else f"Epsilon {epsilon:g}"
-
-
-def _bars(rows: Sequence[Row], key: str, label: str) -> list[Block]:
-    """One chart for each epsilon, with the methods in the order of the rows."""
+def _bars(rows: Sequence[Row]) -> list[Block]:
+    """Excess losses, one chart for each epsilon, with the methods in the order of the rows."""
     blocks: list[Block] = []
     for epsilon in dict.fromkeys(row["epsilon"] for row in rows):
         some = [row for row in rows if row["epsilon"] == epsilon]
         chart = bar_chart(
             [row["method"] for row in some],
-            [row[key] for row in some],
+            [row["excess"] for row in some],
             [max(row["high"] - row["loss"], 0.0) for row in some],
-            x_label=label,
+            x_label="excess loss over the optimum",
         )
         caption = "Medians. Whiskers are ± the upper half of the 95 % confidence band."
-        blocks.append(Figure(_title(epsilon), chart, caption))
+        title = "Without privacy" if math.isinf(epsilon) else f"Epsilon {epsilon:g}"
+        blocks.append(Figure(title, chart, caption))
     return blocks
 
 

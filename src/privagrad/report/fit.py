@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 
 from privagrad.data.models import SavedModel
 from privagrad.privacy.ledger import Account
 from privagrad.report.charts import Kind, Series, bar_chart, gauge, line_chart
-from privagrad.report.page import Banner, Block, Card, Cell, Figure, Table, Text, write_page
+from privagrad.report.page import Banner, Block, Card, Cell, Chart, Figure, Table, Text, write_page
 
 _BARS = 24
 _TEST = {
@@ -21,25 +20,18 @@ _TEST = {
 """What the keys of a test's scores are called."""
 
 
-class _Neighbours(NamedTuple):
-    """A neighbouring relation in words: what stays hidden, and how neighbours differ."""
-
-    hidden: str
-    change: str
-
-
-_NEIGHBOURS = {
-    "zero-out": _Neighbours(
-        "whether one given row contributed; the number of rows is public",
-        "Let any one row contribute nothing instead of its values, or its values instead of "
-        "nothing, while the number of rows stays the same",
-    ),
-    "replace-one": _Neighbours(
-        "what any one row holds; the number of rows is public",
-        "Replace the values of any one row by any others, while the number of rows stays the same",
-    ),
+_HIDDEN = {
+    "zero-out": "whether one given row contributed; the number of rows is public",
+    "replace-one": "what any one row holds; the number of rows is public",
 }
-"""The only place where the report states what its guarantee is about."""
+"""What a neighbouring relation hides: the only place where the report states it."""
+_CHANGE = {
+    "zero-out": "Let any one row contribute nothing instead of its values, or its values instead "
+    "of nothing, while the number of rows stays the same",
+    "replace-one": "Replace the values of any one row by any others, while the number of rows "
+    "stays the same",
+}
+"""How neighbours differ."""
 
 
 def write_fit_report(path: Path, model: SavedModel, account: Account | None = None) -> None:
@@ -53,7 +45,7 @@ def _blocks(model: SavedModel, account: Account | None) -> list[Block]:
     privacy = model.privacy
     guarantee = (
         f"Epsilon {privacy['epsilon']:.4g} at delta {privacy['delta']:.3g}: a reader of this "
-        f"model and this report can hardly tell {_NEIGHBOURS[privacy['relation']].hidden}."
+        f"model and this report can hardly tell {_HIDDEN[privacy['relation']]}."
     )
     if "test" in model.evaluation:
         guarantee += " The scores on the test table are exact: they are not private."
@@ -78,7 +70,7 @@ def _privacy_card(model: SavedModel) -> Card:
     rows = [
         ("Epsilon", f"{privacy['epsilon']:.4g}", "the total of all releases below"),
         ("Delta", f"{privacy['delta']:.3g}", "probability that the guarantee may fail"),
-        ("Neighbours", privacy["relation"], _NEIGHBOURS[privacy["relation"]].hidden),
+        ("Neighbours", privacy["relation"], _HIDDEN[privacy["relation"]]),
         ("Sampling", privacy["sampling"], ""),
         ("Accountant", privacy["accountant"], "releases are composed, not added"),
         ("Noise", "seeded: NOT private" if privacy["seeded"] else "from a secure source", ""),
@@ -111,11 +103,7 @@ def _budget(model: SavedModel, account: Account) -> Figure:
     note = f"At delta {account.delta:g}. Costs compose: a run adds less than its own epsilon."
     if open_runs:
         note += f" Reserved and not finished, counted in full: {len(open_runs)}."
-    return Figure(
-        f"Budget of {account.name}",
-        gauge(parts, account.epsilon, "epsilon"),
-        note,
-    )
+    return Figure(f"Budget of {account.name}", gauge(parts, account.epsilon, "epsilon"), note)
 
 
 def _quality(model: SavedModel) -> Figure:
@@ -133,36 +121,26 @@ def _quality(model: SavedModel) -> Figure:
 
 
 def _curves(model: SavedModel) -> list[Figure]:
-    found = model.evaluation
-    steps = np.array(found["steps"], dtype=np.float64)
-    losses = np.array(found["losses"], dtype=np.float64)
-    clipped = np.array(found["clipped"], dtype=np.float64)
-    known = np.isfinite(clipped)
-    noise, cap = 2 * found["curve_noise"], found["loss_cap"]
-    loss = line_chart(
-        [Series("loss", steps, losses, losses - noise * cap, losses + noise * cap)],
-        "step",
-        f"mean loss (at most {cap:.3g} for each row)",
-    )
-    share = line_chart(
-        [
-            Series(
-                "clipped",
-                steps[known],
-                clipped[known],
-                (clipped - noise)[known],
-                (clipped + noise)[known],
-            )
-        ],
-        "step",
-        "share of rows",
-        y_range=(0.0, 1.0),
-    )
+    noise, cap = 2 * model.evaluation["curve_noise"], model.evaluation["loss_cap"]
+    label = f"mean loss (at most {cap:.3g} for each row)"
+    loss = _curve(model, "losses", noise * cap, "loss", label)
+    share = _curve(model, "clipped", noise, "clipped", "share of rows", (0.0, 1.0))
     band = "Private: the band is ±2 standard deviations of the noise that was added."
     return [
         Figure("Loss", loss, band),
         Figure("Rows with clipped gradients", share, f"Projected onto the ellipsoid. {band}"),
     ]
+
+
+def _curve(
+    model: SavedModel, key: str, noise: float, name: str, label: str,
+    y_range: tuple[float, float] | None = None,
+) -> Chart:  # fmt: skip
+    values = np.array(model.evaluation[key], dtype=np.float64)
+    known = np.isfinite(values)
+    values, steps = values[known], np.array(model.evaluation["steps"], dtype=np.float64)[known]
+    line = Series(name, steps, values, values - noise, values + noise)
+    return line_chart([line], "step", label, y_range=y_range)
 
 
 def _coefficients(model: SavedModel) -> Figure:
@@ -238,7 +216,7 @@ def _guarantee(model: SavedModel) -> Text:
     return Text(
         "What is guaranteed",
         [
-            f"{_NEIGHBOURS[privacy['relation']].change}: no result of this run becomes more than "
+            f"{_CHANGE[privacy['relation']]}: no result of this run becomes more than "
             f"exp({privacy['epsilon']:.3g}) times as likely or unlikely, except with probability "
             f"{privacy['delta']:.2g}. This holds whatever else is known about the row.",
             "The guarantee protects each row separately. It is weaker for a person with several "

@@ -26,12 +26,8 @@ def read_tokens(path: Path) -> list[str]:
     """The words of a file; every line ends with the word <eos>."""
     if not path.is_file():
         raise FileNotFoundError(f"Expected a text file, found nothing at {path}.")
-    tokens: list[str] = []
     with path.open(encoding="utf-8") as lines:
-        for line in lines:
-            tokens.extend(line.split())
-            tokens.append(END)
-    return tokens
+        return [token for line in lines for token in (*line.split(), END)]
 
 
 def read_folder(folder: Path) -> list[str]:
@@ -121,14 +117,8 @@ def read_texts(
 ) -> Texts:
     """Read train.txt, valid.txt and, if it exists, test.txt of a folder; and the public text.
 
-    Parameters
-    ----------
-    public : Path or None
-        A folder with text that needs no protection.
-    vocabulary : {"train", "public"}
-        The text whose most frequent words are numbered. That of "train" is not private.
-    quick : bool
-        Read the beginning of the texts only.
+    The vocabulary is that of the text "train", which is not private, or "public". A quick run reads
+    the beginning of the texts only.
     """
     validate.choice("vocabulary", vocabulary, ("train", "public"))
     train, valid = read_tokens(folder / "train.txt"), read_tokens(folder / "valid.txt")

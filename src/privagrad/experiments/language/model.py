@@ -42,10 +42,7 @@ def perplexity(
 ) -> float:
     """exp of the mean loss over a stream of words, or over its first `words` words.
 
-    Parameters
-    ----------
-    carried : bool
-        Whether the LSTM's state is carried along the stream, or reset after every example.
+    The LSTM's state is carried along the stream, or reset after every example.
     """
     model.eval()
     stream = stream[: len(stream) if words is None else words + 1]

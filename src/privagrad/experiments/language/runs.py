@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, replace
@@ -97,17 +96,11 @@ def _progress_bar() -> Iterator[Show]:
         def show(what: str, setting: Setting) -> Report:
             bar.reset(task)
             title = f"{what}: {setting.method}, epsilon {setting.epsilon:g}"
-            last = time.monotonic()
 
             def report(step: int, total: int, perplexity: float, epsilon: float) -> None:
-                nonlocal last
-                if time.monotonic() - last > 0.5:
-                    last = time.monotonic()
-                    seen = "" if math.isnan(perplexity) else f"perplexity {perplexity:.1f}"
-                    cost = "" if math.isnan(epsilon) else f", epsilon {epsilon:.3g}"
-                    bar.update(
-                        task, description=title, completed=step, total=total, note=seen + cost
-                    )
+                seen = "" if math.isnan(perplexity) else f"perplexity {perplexity:.1f}"
+                cost = "" if math.isnan(epsilon) else f", epsilon {epsilon:.3g}"
+                bar.update(task, description=title, completed=step, total=total, note=seen + cost)
 
             return report
 

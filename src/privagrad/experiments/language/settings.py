@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Literal, NamedTuple
+from typing import Literal, get_args
 
 from privagrad._internal import validate
 
 Schedule = Literal["constant", "linear", "warm-up"]
-SCHEDULES: tuple[Schedule, ...] = ("constant", "linear", "warm-up")
+SCHEDULES: tuple[Schedule, ...] = get_args(Schedule)
 PAPER_BATCH_SIZE = 250
 PAPER_WIDTH = 120
 SHAPED = ("pasan", "pagan")
@@ -18,65 +18,46 @@ WORDS = "+words"
 """Suffix of a method that starts from the word frequencies of the public text."""
 
 
-class TunedStep(NamedTuple):
-    """The step size that was found best at an epsilon and a batch size."""
-
-    epsilon: float
-    batch_size: int
-    step_size: float
-
-
 @dataclass(frozen=True)
 class Recipe:
     """The settings of a method that is not tuned.
 
-    Attributes
-    ----------
-    steps : tuple of TunedStep
-        The entry with the nearest epsilon is used; infinite for methods without privacy.
-    schedule : str
-        How the step size changes during a run.
-    power : float
-        The step size grows with batch_size ** power: a run with larger batches makes fewer steps,
-        which must go as far. 0 for methods that divide by the noise of all previous steps.
+    `steps` lists epsilons with the batch size and the step size that were found best there; the
+    nearest epsilon is used, which is infinite for methods without privacy. The step size grows with
+    batch_size ** power: a run with larger batches makes fewer steps, which must go as far. The
+    power is 0 for methods that divide by the noise of all previous steps.
     """
 
-    steps: tuple[TunedStep, ...]
+    steps: tuple[tuple[float, int, float], ...]
     schedule: Schedule = "linear"
     power: float = 1.0
 
     @property
     def private(self) -> bool:
-        return math.isfinite(self.steps[0].epsilon)
+        return math.isfinite(self.steps[0][0])
 
     def batch_size(self, epsilon: float) -> int:
-        return self._nearest(epsilon).batch_size
+        return self._nearest(epsilon)[0]
 
     def step_size(self, epsilon: float, batch_size: int) -> float:
-        tuned = self._nearest(epsilon)
-        return tuned.step_size * math.pow(batch_size / tuned.batch_size, self.power)
+        tuned_size, step_size = self._nearest(epsilon)
+        return step_size * math.pow(batch_size / tuned_size, self.power)
 
-    def _nearest(self, epsilon: float) -> TunedStep:
+    def _nearest(self, epsilon: float) -> tuple[int, float]:
         if not self.private:
-            return self.steps[0]
-        return min(self.steps, key=lambda tuned: abs(math.log(tuned.epsilon / epsilon)))
-
-
-def _recipe(
-    *steps: tuple[float, int, float], schedule: Schedule = "linear", power: float = 1.0
-) -> Recipe:
-    return Recipe(tuple(TunedStep(*step) for step in steps), schedule, power)
+            return self.steps[0][1:]
+        return min(self.steps, key=lambda tuned: abs(math.log(tuned[0] / epsilon)))[1:]
 
 
 RECIPES = {
-    "dp-sgd": _recipe((3.0, 250, 7.0), (1.0, 250, 4.5), (0.5, 250, 3.5)),
-    "pasan": _recipe((3.0, 250, 0.122), (1.0, 250, 0.12), (0.5, 250, 0.1), power=0.0),
-    "pagan": _recipe((3.0, 250, 0.2), (1.0, 250, 0.22), (0.5, 250, 0.15), power=0.0),
-    "dp-sgd+words": _recipe((3.0, 500, 16.0), (1.0, 1000, 16.0), (0.5, 1000, 12.0)),
-    "pasan+words": _recipe((3.0, 500, 0.06), (1.0, 1000, 0.05), (0.5, 1000, 0.06), power=0.0),
-    "pagan+words": _recipe((3.0, 500, 0.15), (1.0, 1000, 0.16), (0.5, 1000, 0.14), power=0.0),
-    "sgd": _recipe((math.inf, 25, 10.0), power=0.5),
-    "adagrad": _recipe((math.inf, 25, 0.05), schedule="constant", power=0.5),
+    "dp-sgd": Recipe(((3.0, 250, 7.0), (1.0, 250, 4.5), (0.5, 250, 3.5))),
+    "pasan": Recipe(((3.0, 250, 0.122), (1.0, 250, 0.12), (0.5, 250, 0.1)), power=0.0),
+    "pagan": Recipe(((3.0, 250, 0.2), (1.0, 250, 0.22), (0.5, 250, 0.15)), power=0.0),
+    "dp-sgd+words": Recipe(((3.0, 500, 16.0), (1.0, 1000, 16.0), (0.5, 1000, 12.0))),
+    "pasan+words": Recipe(((3.0, 500, 0.06), (1.0, 1000, 0.05), (0.5, 1000, 0.06)), power=0.0),
+    "pagan+words": Recipe(((3.0, 500, 0.15), (1.0, 1000, 0.16), (0.5, 1000, 0.14)), power=0.0),
+    "sgd": Recipe(((math.inf, 25, 10.0),), power=0.5),
+    "adagrad": Recipe(((math.inf, 25, 0.05),), schedule="constant", power=0.5),
 }
 
 
@@ -84,17 +65,9 @@ RECIPES = {
 class Setting:
     """Everything that one run depends on, besides the texts.
 
-    Attributes
-    ----------
-    step_size : float
-        The largest step size. For PASAN: the length of a step over the square root of the number
-        of parameters.
-    radius : float
-        The bound on every example's gradient; without privacy, on the mean gradient.
-    width : int
-        Of the embedding and the LSTM layers.
-    sample : int or None
-        Examples a step of a trial; None for a run. See `training.train`.
+    `step_size` is the largest; PASAN's is the length of a step over the square root of the number
+    of parameters. `radius` bounds every example's gradient; without privacy, the mean gradient. A
+    trial has `sample` examples a step: see `training.train`.
     """
 
     method: str
@@ -135,18 +108,9 @@ class Setting:
 class Plan:
     """Which runs to make. The defaults are those of Table 1.
 
-    Attributes
-    ----------
-    seeds : int
-        Runs of each setting.
-    batch_size : int or None
-        None: each method's own.
-    sample : int or None
-        Make trials with so many examples a step instead of runs.
-    quick : bool
-        A small model on the beginning of the texts.
-    tuning_seconds : float
-        Time for tuning, shared equally by all methods and epsilons; 0: use the recipes.
+    Every setting is run `seeds` times, with each method's own batches if no `batch_size` is given.
+    With `sample` trials are made instead of runs, and `quick` means a small model on the beginning
+    of the texts. `tuning_seconds` are shared equally by all methods and epsilons; 0: no tuning.
     """
 
     methods: tuple[str, ...] = ("dp-sgd", "pasan", "pagan", "sgd", "adagrad")
@@ -169,17 +133,10 @@ class Plan:
 
     def _setting(self, method: str, epsilon: float, seed: int) -> Setting:
         recipe = RECIPES[method]
-        batch_size = self.batch_size or recipe.batch_size(epsilon)
-        setting = Setting(
-            method,
-            epsilon,
-            recipe.step_size(epsilon, PAPER_BATCH_SIZE if self.quick else batch_size),
-            schedule=recipe.schedule,
-            epochs=self.epochs,
-            batch_size=batch_size,
-            seed=seed,
-            sample=self.sample,
-        )
+        size = self.batch_size or recipe.batch_size(epsilon)
+        step_size = recipe.step_size(epsilon, PAPER_BATCH_SIZE if self.quick else size)
+        setting = Setting(method, epsilon, step_size, schedule=recipe.schedule, seed=seed)
+        setting = replace(setting, epochs=self.epochs, batch_size=size, sample=self.sample)
         if self.quick:
             return replace(setting, batch_size=50, width=32, epochs=min(self.epochs, 2))
         return setting

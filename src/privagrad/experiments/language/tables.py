@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import csv
 import math
 from pathlib import Path
 from statistics import mean, stdev
 from typing import TYPE_CHECKING, Any
 
-from privagrad.experiments import DELTA
+from privagrad.experiments import DELTA, write_csv
 from privagrad.experiments.language.corpus import LENGTH, Sequences, Texts
 from privagrad.experiments.language.settings import PAPER_WIDTH, SHAPED
 from privagrad.experiments.language.tuning import Trial, price
@@ -29,17 +28,11 @@ LABELS = {
     "adagrad": "AdaGrad (not private)",
 }
 PAPER = {
-    ("dp-sgd", 3.0): 238.44,
-    ("dp-sgd", 1.0): 285.11,
-    ("dp-sgd", 0.5): 350.23,
-    ("pasan", 3.0): 238.87,
-    ("pasan", 1.0): 274.63,
-    ("pasan", 0.5): 332.52,
-    ("pagan", 3.0): 224.82,
-    ("pagan", 1.0): 253.41,
-    ("pagan", 0.5): 291.41,
-    ("sgd", math.inf): 75.45,
-    ("adagrad", math.inf): 79.74,
+    "dp-sgd": {3.0: 238.44, 1.0: 285.11, 0.5: 350.23},
+    "pasan": {3.0: 238.87, 1.0: 274.63, 0.5: 332.52},
+    "pagan": {3.0: 224.82, 1.0: 253.41, 0.5: 291.41},
+    "sgd": {math.inf: 75.45},
+    "adagrad": {math.inf: 79.74},
 }
 """Test perplexities of the paper's Table 1."""
 
@@ -55,18 +48,14 @@ def _label(row: Row) -> str:
 
 def write_results(out: Path, rows: list[Row], texts: Texts, trials: list[Trial]) -> None:
     """Write table1.csv and .md, curves.csv, figure2.png and .svg."""
-    with (out / "table1.csv").open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, COLUMNS, extrasaction="ignore")
-        writer.writeheader()
-        for row in rows:
-            writer.writerow({**row, "test_perplexity": row["test_perplexity"] or ""})
-    with (out / "curves.csv").open("w", newline="", encoding="utf-8") as file:
-        curves = csv.writer(file)
-        curves.writerow(["method", "epsilon", "seed", "epoch", "rounds", "valid_perplexity"])
-        for row in rows:
-            points = zip(_rounds(row), row["valid_curve"], strict=True)
-            for epoch, (rounds, value) in enumerate(points, start=1):
-                curves.writerow([row["method"], row["epsilon"], row["seed"], epoch, rounds, value])
+    write_csv(out / "table1.csv", COLUMNS, [[row[key] for key in COLUMNS] for row in rows])
+    curves = [
+        (row["method"], row["epsilon"], row["seed"], epoch, rounds, row["valid_curve"][epoch - 1])
+        for row in rows
+        for epoch, rounds in enumerate(_rounds(row), start=1)
+    ]
+    columns = ("method", "epsilon", "seed", "epoch", "rounds", "valid_perplexity")
+    write_csv(out / "curves.csv", columns, curves)
     notes = _differences(rows) + _prices(trials, rows, len(Sequences(texts.train)))
     if texts.test is None:
         notes.append("There was no test.txt: the test column is empty.")
@@ -142,7 +131,7 @@ def _markdown(rows: list[Row], notes: list[str]) -> str:
     for method, epsilon in dict.fromkeys((row["method"], row["epsilon"]) for row in rows):
         group = [r for r in rows if (r["method"], r["epsilon"]) == (method, epsilon)]
         cells = [_spread([r[key] for r in group]) for key in _SHOWN]
-        paper = PAPER.get((method, epsilon))
+        paper = PAPER.get(method, {}).get(epsilon)
         lines.append(f"| {_label(group[0])} | {epsilon:g} | {' | '.join(cells)} | {paper or ''} |")
     lines += ["", "Perplexity, mean ± standard deviation over seeds. The noise is seeded."]
     lines.append(

@@ -166,19 +166,12 @@ class _Training:
 
     def save(self) -> None:
         self.checkpoint.parent.mkdir(parents=True, exist_ok=True)
-        extra: dict[str, Any] = {
-            "epoch": len(self.curve),
-            "curve": self.curve,
-            "seconds": self.seconds(),
-        }
-        if not self.setting.private:
-            extra["plain_optimizer"] = self.optimizer.state_dict()
+        done = {"epoch": len(self.curve), "curve": self.curve, "seconds": self.seconds()}
+        plain = {} if self.setting.private else {"plain_optimizer": self.optimizer.state_dict()}
         self.engine.save_checkpoint(
-            path=self.checkpoint,
-            module=self.module,
-            optimizer=self.optimizer,
-            checkpoint_dict=extra,
-        )
+            path=self.checkpoint, module=self.module, optimizer=self.optimizer,
+            checkpoint_dict={**done, **plain},
+        )  # fmt: skip
 
     def result(self) -> RunResult:
         texts, model = self.texts, self.model
@@ -196,12 +189,8 @@ class _Training:
 
 def _optimizer(setting: Setting, model: LanguageModel) -> Any:
     """The plain optimizer; typed loosely, because the engine replaces it by a private one."""
-    parameters = model.parameters()
-    if setting.kind in ("dp-sgd", "sgd"):
-        return SGD(parameters, lr=setting.step_size)
-    if setting.kind == "pasan":
-        return AdaptiveSGD(parameters, lr=setting.step_size)
-    return Adagrad(parameters, lr=setting.step_size)
+    kinds: dict[str, Any] = {"dp-sgd": SGD, "sgd": SGD, "pasan": AdaptiveSGD}
+    return kinds.get(setting.kind, Adagrad)(model.parameters(), lr=setting.step_size)
 
 
 def _head_start(optimizer: Any, steps: int) -> None:

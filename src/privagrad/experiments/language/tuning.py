@@ -1,23 +1,26 @@
-"""Tuning of step size, radius and schedule by successive halving."""
+"""Tuning of step size, radius and schedule by successive halving.
+
+Many small trials are followed by larger ones of the best third.
+"""
 
 from __future__ import annotations
 
 import csv
 import math
 import random
-from collections.abc import Callable, Iterable
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NamedTuple, get_type_hints
+from typing import NamedTuple, TypeVar, get_type_hints
 
 from privagrad.experiments.language.corpus import Texts
 from privagrad.experiments.language.public import Report
 from privagrad.experiments.language.settings import SCHEDULES, Setting
 from privagrad.experiments.language.training import train
-from privagrad.experiments.tuning import halve, ladder
 from privagrad.privacy.accounting import PrivacyPlan
 from privagrad.privacy.events import GaussianEvent
 
+Candidate = TypeVar("Candidate")
 STEP_FACTORS = (1.0, 2.0, 0.5, 4.0, 0.25)
 RADIUS_FACTORS = (1.0, 0.5, 2.0)
 LEAST = 10
@@ -25,6 +28,54 @@ LEAST = 10
 
 _WORDS = 20_000
 """Words of the validation text that a trial is evaluated on."""
+
+KEPT = 3
+"""One in KEPT candidates goes on, to trials KEPT times as large: every rung costs the same."""
+_TALLEST = 3
+
+
+@dataclass(frozen=True)
+class Rung:
+    """How many candidates are tried, and the size of their trials."""
+
+    candidates: int
+    size: int
+
+
+def ladder(seconds: float, seconds_per_unit: float, largest: int, least: int) -> list[Rung]:
+    """As many rungs as `seconds` allow.
+
+    Trials of the first rung have at least `least` units. The last rung has three candidates and
+    trials of at most `largest` units.
+    """
+    affordable = seconds / seconds_per_unit
+    for height in range(_TALLEST, 0, -1):
+        first = min(
+            int(affordable / (height * KEPT**height)), max(least, largest // KEPT ** (height - 1))
+        )
+        if first >= least:
+            return [
+                Rung(KEPT ** (height - k), min(largest, first * KEPT**k)) for k in range(height)
+            ]
+    needed = KEPT * least * seconds_per_unit
+    raise ValueError(
+        f"Expected at least {needed / 60:.1f} minutes of tuning for each method and epsilon, found "
+        f"{seconds / 60:.1f}: three of the smallest trials take that long here. Give --tune more."
+    )
+
+
+def halve(
+    candidates: Sequence[Candidate],
+    rungs: Sequence[Rung],
+    score: Callable[[Candidate, int, int], float],
+) -> Candidate:
+    """The candidate with the least `score(candidate, rung, size)`."""
+    left = list(candidates)
+    for number, rung in enumerate(rungs):
+        left = left[: rung.candidates]
+        scores = [score(candidate, number, rung.size) for candidate in left]
+        left = [left[k] for k in sorted(range(len(left)), key=lambda k: scores[k])]
+    return left[0]
 
 
 class Trial(NamedTuple):
@@ -50,25 +101,12 @@ class Tuner:
 
     Trials make the steps of the whole run with its noise, on fewer examples, and are compared by
     their perplexity on the first words of the validation text. Every trial is a line of
-    out/tuning.csv; trials in that file are not repeated.
-
-    Parameters
-    ----------
-    texts : Texts
-    out : Path
-        The folder of tuning.csv.
-    runs : Path
-        The folder of the runs on these texts.
-    show : callable or None
-        Takes a setting and returns the function that reports the progress of its trial.
+    out/tuning.csv; trials in that file are not repeated. `runs` is the folder of the runs on these
+    texts, and `show` returns the function that reports the progress of a trial.
     """
 
     def __init__(
-        self,
-        texts: Texts,
-        out: Path,
-        runs: Path,
-        show: Callable[[Setting], Report] | None = None,
+        self, texts: Texts, out: Path, runs: Path, show: Callable[[Setting], Report] | None = None
     ) -> None:
         self._texts = replace(texts, valid=texts.valid[: _WORDS + 1], test=None)
         self._log, self._runs, self._show = out / "tuning.csv", runs, show
