@@ -8,14 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from torch import Tensor
-from torch.utils.data import (
-    DataLoader,
-    Dataset,
-    Sampler,
-    Subset,
-    default_collate,
-    get_worker_info,
-)
+from torch.utils.data import DataLoader, Dataset, Sampler, Subset, default_collate, get_worker_info
 
 from privagrad._internal import validate
 from privagrad.torch.charging import BatchCharges, BatchPart

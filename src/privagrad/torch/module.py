@@ -20,7 +20,8 @@ from privagrad.torch.guards.refusals import UnverifiedError
 from privagrad.torch.guards.structure import tensors_of
 from privagrad.torch.guards.traced import node_of, untraced
 from privagrad.torch.guards.verification import ModuleGuard
-from privagrad.torch.per_example.layers import Layer, layer_of
+from privagrad.torch.per_example.layers import layer_of
+from privagrad.torch.per_example.layers._registry import Layer
 from privagrad.torch.per_example.layout import count_examples, input_leaves
 from privagrad.torch.per_example.tape import ForwardPass, Tape
 

@@ -64,10 +64,7 @@ class PerExampleLoss(nn.Module):
     """
 
     def __init__(
-        self,
-        criterion: Callable[..., Tensor],
-        reduction: str = "mean",
-        batch_first: bool = True,
+        self, criterion: Callable[..., Tensor], reduction: str = "mean", batch_first: bool = True
     ) -> None:
         super().__init__()
         self.criterion = criterion

@@ -81,10 +81,7 @@ def seed(states: tuple[Any, Any] | None = None) -> None:
         torch.cuda.manual_seed_all(0)
 
 
-_SEEDED: tuple[Any, Any] = (
-    random.Random(0).getstate(),
-    np.random.RandomState(0).get_state(),
-)
+_SEEDED: tuple[Any, Any] = (random.Random(0).getstate(), np.random.RandomState(0).get_state())
 _SEEDED_TORCH = torch.Generator().manual_seed(0).get_state()
 
 

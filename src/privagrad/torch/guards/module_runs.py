@@ -15,12 +15,7 @@ from privagrad.torch.guards.determinism import (
     random_state_kept,
     undisturbed,
 )
-from privagrad.torch.guards.gradients import (
-    backward_from,
-    differences,
-    gradients_alone,
-    squares_of,
-)
+from privagrad.torch.guards.gradients import backward_from, differences, gradients_alone, squares_of
 from privagrad.torch.guards.observed import Layouts, ObservedRun
 from privagrad.torch.guards.random_functions import RandomDraws
 from privagrad.torch.guards.recorder import Recorder, public_tensors

@@ -74,11 +74,7 @@ def constant_layouts(trace: Trace, count: int) -> list[dict[int, Layout]]:
     return [*(guess for guess in distinct[: _GUESSES - 1] if guess), {}]
 
 
-def mixing_in(
-    trace: Trace,
-    view: Replay,
-    reduction: str,
-) -> str:
+def mixing_in(trace: Trace, view: Replay, reduction: str) -> str:
     """How an example's gradient depends on other examples; empty if it does not."""
     examples, size = view.examples, len(view.examples)
     together = gradients_of(trace, view)

@@ -215,11 +215,7 @@ class RowLookupGradient(PerExampleGradient):
     """Rows looked up by `index` (b, T), with gradients d (b, T, n); repeated rows are summed."""
 
     def __init__(
-        self,
-        parameter: Tensor,
-        index: Tensor,
-        gradients: Tensor,
-        ignored: int | None = None,
+        self, parameter: Tensor, index: Tensor, gradients: Tensor, ignored: int | None = None
     ) -> None:
         super().__init__(parameter, index.shape[0])
         rows = parameter.shape[0]

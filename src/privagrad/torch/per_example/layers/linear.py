@@ -23,12 +23,7 @@ def linear(tape: Tape, module: nn.Linear, x: Tensor) -> Tensor:
 
 
 def projected(
-    tape: Tape,
-    module: nn.Module,
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    part: slice = ALL,
+    tape: Tape, module: nn.Module, x: Tensor, weight: Tensor, bias: Tensor | None, part: slice = ALL
 ) -> Tensor:
     """x Wᵀ + b with some rows of W and b."""
     w, b = frozen(weight), frozen(bias)
