@@ -16,6 +16,12 @@ from privagrad.torch.guards.collation import UnpaddedRows, cut_from, refuse_mixi
 from privagrad.torch.guards.refusals import UnverifiedError
 from privagrad.torch.guards.structure import map_tensors, tensors_of
 
+_COPIED = (
+    "num_workers", "collate_fn", "pin_memory", "timeout", "worker_init_fn",
+    "multiprocessing_context", "generator", "persistent_workers",
+)  # fmt: skip
+"""Options of a data loader that the private one has too."""
+
 
 class SplitBatches(Sampler[list[int]]):
     """Batches in parts of at most `most` rows, each noted; a row counts once in a batch."""
@@ -57,24 +63,12 @@ class PrivateLoader(DataLoader[Any]):
             validate.integer("max_physical_batch_size", most)
         self._notes: deque[BatchPart] = deque()
         self.batches, self.charges, self.verify = batches, charges, verify
-        options: dict[str, Any] = {
-            "num_workers": loader.num_workers,
-            "pin_memory": loader.pin_memory,
-            "timeout": loader.timeout,
-            "worker_init_fn": loader.worker_init_fn,
-            "multiprocessing_context": loader.multiprocessing_context,
-            "generator": loader.generator,
-            "persistent_workers": loader.persistent_workers,
-        }
+        options: dict[str, Any] = {name: getattr(loader, name) for name in _COPIED}
         if loader.num_workers:
             options["prefetch_factor"] = loader.prefetch_factor
-        collate = loader.collate_fn
-        if not isinstance(collate, CollateAny):
-            collate = CollateAny(collate, loader.dataset, verify)
-        options |= {
-            "batch_sampler": SplitBatches(batches, most, self._notes),
-            "collate_fn": collate,
-        }
+        options["batch_sampler"] = SplitBatches(batches, most, self._notes)
+        if not isinstance(loader.collate_fn, CollateAny):
+            options["collate_fn"] = CollateAny(loader.collate_fn, loader.dataset, verify)
         super().__init__(loader.dataset, **options)
         # This loader shows the data set it was given; the rows come through another.
         options["worker_init_fn"] = _StartWorker(loader.worker_init_fn)
@@ -87,19 +81,15 @@ class PrivateLoader(DataLoader[Any]):
         self.charges.check(iterator)
         self._notes.clear()
         for batch, unpadded in self._fetching:
-            if self.verify:
-                _refuse_without_tensors(batch)
+            if self.verify and not tensors_of(batch):
+                raise UnverifiedError(
+                    "Expected tensors in a batch of the private data loader, found none in a "
+                    f"{type(batch).__name__}: what the loop makes of such a batch cannot be "
+                    "followed. Return tensors from collate_fn; or pass verify=False and vouch for "
+                    "it."
+                )
             yield self.charges.hand_out(iterator, self._notes.popleft(), batch, unpadded)
             self.charges.check(iterator)
-
-
-def _refuse_without_tensors(batch: Any) -> None:
-    if not tensors_of(batch):
-        raise UnverifiedError(
-            f"Expected tensors in a batch of the private data loader, found none in a "
-            f"{type(batch).__name__}: what the loop makes of such a batch cannot be followed. "
-            "Return tensors from collate_fn; or pass verify=False and vouch for it."
-        )
 
 
 class RowByRow(Dataset[Any]):
@@ -206,13 +196,8 @@ class BatchMemoryManager:
         if not isinstance(data_loader, PrivateLoader):
             raise TypeError("Expected the data loader that make_private returned, found another.")
         self.optimizer = optimizer
-        self.parts = PrivateLoader(
-            data_loader,
-            data_loader.batches,
-            data_loader.charges,
-            max_physical_batch_size,
-            data_loader.verify,
-        )
+        batches, charges, verify = data_loader.batches, data_loader.charges, data_loader.verify
+        self.parts = PrivateLoader(data_loader, batches, charges, max_physical_batch_size, verify)
 
     def __enter__(self) -> DataLoader[Any]:
         return self.parts

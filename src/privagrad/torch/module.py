@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -57,7 +58,7 @@ class PrivateModule(nn.Module):
                 )
             child.forward = PrivateForward(tape, child, layer_of(child))
         for name, parameter in tape.parameters.items():
-            parameter.register_hook(_StrayGradientHook(tape, name))
+            parameter.register_hook(partial(tape.note_stray, name))
         self._known = self._parts()
         self.train(module.training)
 
@@ -165,16 +166,6 @@ def _refuse_objects(inputs: Any) -> None:
                 f"module, found tensors inside of a {type(leaf).__name__}: which example they "
                 "belong to is not known. Give the module the tensors themselves."
             )
-
-
-class _StrayGradientHook:
-    """Hears of gradients that reach a parameter itself: those of examples never do."""
-
-    def __init__(self, tape: Tape, name: str) -> None:
-        self.tape, self.name = tape, name
-
-    def __call__(self, gradient: Tensor) -> None:
-        self.tape.note_stray(self.name)
 
 
 class PrivateForward:

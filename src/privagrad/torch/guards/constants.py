@@ -9,9 +9,8 @@ from torch import Tensor, nn
 from privagrad.torch.guards.numbers import BatchFloat, BatchInteger, PublicNumber
 from privagrad.torch.guards.refusals import ADVICE, UnverifiedError
 from privagrad.torch.guards.replay import SHAPES, example_sizes
-from privagrad.torch.guards.rows import row_layouts
-from privagrad.torch.guards.signatures import digest, signature
-from privagrad.torch.guards.trace import Trace, TraceNode
+from privagrad.torch.guards.trace import Trace, TraceNode, digest, signature
+from privagrad.torch.per_example.layout import row_layouts
 
 _USUAL = (0, 1, -1, 2, -100)
 _SMALL = 4096

@@ -40,6 +40,14 @@ class RunEffects:
     random: bool = False
     outside_torch: bool = False
 
+    def note_draws(self, mode: Deterministic, start: tuple[Any, Any], of_torch: Tensor) -> None:
+        """Compare the generators with their states at the start."""
+        (python, numpy), (python_start, numpy_start) = generator_states(), start
+        same_numpy = numpy[2] == numpy_start[2] and np.array_equal(numpy[1], numpy_start[1])
+        self.outside_torch = not (python == python_start and same_numpy)
+        moved = not torch.equal(torch.default_generator.get_state(), of_torch)
+        self.random = mode.used or self.outside_torch or moved
+
 
 @contextmanager
 def random_state_kept() -> Iterator[None]:
@@ -85,10 +93,6 @@ _SEEDED: tuple[Any, Any] = (random.Random(0).getstate(), np.random.RandomState(0
 _SEEDED_TORCH = torch.Generator().manual_seed(0).get_state()
 
 
-def _same_states(a: tuple[Any, Any], b: tuple[Any, Any]) -> bool:
-    return a[0] == b[0] and a[1][2] == b[1][2] and np.array_equal(a[1][1], b[1][1])
-
-
 @contextmanager
 def every_draw_at(level: float, tail: int) -> Iterator[RunEffects]:
     """A run in which uniform random numbers are `level`; within `random_state_kept`.
@@ -105,9 +109,7 @@ def every_draw_at(level: float, tail: int) -> Iterator[RunEffects]:
     effects, mode = RunEffects(), Deterministic(level=level)
     with mode:
         yield effects
-    effects.outside_torch = not _same_states(generator_states(), start)
-    moved = not torch.equal(torch.default_generator.get_state(), of_torch)
-    effects.random = mode.used or effects.outside_torch or moved
+    effects.note_draws(mode, start, of_torch)
 
 
 def _word(level: float) -> int:
@@ -140,9 +142,7 @@ def undisturbed(
         with warnings.catch_warnings(), mode:
             warnings.simplefilter("ignore")
             yield effects
-            effects.outside_torch = not _same_states(generator_states(), start)
-            moved = not torch.equal(torch.default_generator.get_state(), _SEEDED_TORCH)
-            effects.random = mode.used or effects.outside_torch or moved
+            effects.note_draws(mode, start, _SEEDED_TORCH)
     finally:
         if buffers:
             _restore(module, buffers, effects.written)

@@ -24,7 +24,6 @@ from privagrad.torch.guards.numbers import BatchFloat, BatchInteger
 from privagrad.torch.guards.random_functions import is_random
 from privagrad.torch.guards.refusals import ADVICE, UnverifiedError
 from privagrad.torch.guards.separation import close_gradients
-from privagrad.torch.guards.signatures import signature
 from privagrad.torch.guards.structure import tensors_of
 from privagrad.torch.guards.trace import (
     BatchTensor,
@@ -34,6 +33,7 @@ from privagrad.torch.guards.trace import (
     Trace,
     TraceNode,
     history,
+    signature,
 )
 from privagrad.torch.guards.traced import TracedTensor, node_of
 from privagrad.torch.per_example.tape import Tape

@@ -46,13 +46,7 @@ _SCALED = ({"multiple"}, {"inverse"}, {"multiple", "inverse"})
 
 
 class LossCheck:
-    """Runs traces of losses again, for some examples alone and with others beside them.
-
-    Parameters
-    ----------
-    reduction : {"mean", "sum"}
-        How the losses of examples are put together.
-    """
+    """Runs traces of losses again, for some examples alone and with others beside them."""
 
     def __init__(self, reduction: str) -> None:
         self.reduction = reduction
@@ -61,11 +55,8 @@ class LossCheck:
     def expected_gradients(self, trace: Trace) -> list[ExpectedGradients]:
         """Refuse a loss in which an example's gradient depends on other examples.
 
-        Returns
-        -------
-        list of list of (Output, int, Tensor)
-            The gradients of some examples alone; more than one list where constants of the loss
-            can be read in several ways.
+        Returns the gradients of some examples alone; more than one list of them where constants of
+        the loss can be read in several ways.
         """
         count = trace.n_examples
         expected: list[ExpectedGradients] = []

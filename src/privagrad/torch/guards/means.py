@@ -16,8 +16,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn._reduction import legacy_get_string
 
-from privagrad.torch.guards.rows import RowOwners
 from privagrad.torch.guards.trace import rows_stay_whole
+from privagrad.torch.per_example.layout import RowOwners
 
 
 def _of_examples(func: Any, *args: Any, **kwargs: Any) -> tuple[Tensor, Any]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -39,7 +40,7 @@ def without_padding(leaves: Sequence[Leaf], example: int, view: Replay) -> list[
             lengths |= {long: short for long, short in sizes if short < long}
     shifted = {long - 1: short - 1 for long, short in lengths.items() if short > 1}
     readings: tuple[dict[int, int], ...] = ({**shifted, **lengths}, lengths, {})
-    return [Replay(view.count, [example], view.axes, view.scaled, known) for known in readings]
+    return [replace(view, examples=[example], lengths=known) for known in readings]
 
 
 def unpadded_rows(leaf: Leaf, view: Replay) -> Tensor:
@@ -82,14 +83,6 @@ def unpadded_inputs(
         yield tree_unflatten(own, structure)
 
 
-def same_but_for_padding(padded: Tensor, own: Tensor) -> bool:
-    """Whether values of one example are the same where both have some."""
-    if padded.dim() != own.dim():
-        return False
-    common = tuple(slice(0, min(a, b)) for a, b in zip(padded.shape, own.shape, strict=True))
-    return same(padded[common], own[common])
-
-
 def same_outputs_but_for_padding(
     padded: list[Tensor],
     alone: list[Tensor],
@@ -97,13 +90,16 @@ def same_outputs_but_for_padding(
     count: int,
     example: int,
 ) -> bool:
-    """Whether outputs of the batch are, for one example, those of the example alone."""
+    """Whether an example has the same outputs in the batch as alone, where it has both."""
     for place, (several, one) in enumerate(zip(padded, alone, strict=True)):
         layout = layouts.get(("output", place))
-        if layout is not None and not same_but_for_padding(
-            layout.split(several, count)[example], layout.split(one, 1)[0]
-        ):
-            return False
+        if layout is not None:
+            row, own = layout.split(several, count)[example], layout.split(one, 1)[0]
+            if row.dim() != own.dim():
+                return False
+            common = _common(row, own)
+            if not same(row[common], own[common]):
+                return False
     return True
 
 
@@ -112,6 +108,11 @@ def same_gradient(padded: Tensor, own: Tensor) -> bool:
     if not bool(padded.isfinite().all() & own.isfinite().all()):
         return True
     filled = torch.zeros_like(padded)
-    common = tuple(slice(0, min(a, b)) for a, b in zip(padded.shape, own.shape, strict=True))
+    common = _common(padded, own)
     filled[common] = own[common]
     return same(padded, filled)
+
+
+def _common(a: Tensor, b: Tensor) -> tuple[slice, ...]:
+    """The places that both tensors have."""
+    return tuple(slice(0, min(sizes)) for sizes in zip(a.shape, b.shape, strict=True))

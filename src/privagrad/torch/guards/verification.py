@@ -11,15 +11,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from privagrad.torch.guards.module_runs import ModuleRuns
-from privagrad.torch.guards.observed import (
-    Layouts,
-    LearnedLayouts,
-    ObservedRun,
-    match,
-    moving_calls,
-    refuse_difference,
-    refuse_memory,
-)
+from privagrad.torch.guards.observed import Layouts, LearnedLayouts, ObservedRun, refuse_memory
 from privagrad.torch.guards.padding import (
     padded_examples,
     same_outputs_but_for_padding,
@@ -163,7 +155,7 @@ class ModuleGuard:
             except BROKEN as error:
                 problem = problem or untried(error)
         if not self.verify:
-            return LearnedLayouts({}, frozenset())
+            return LearnedLayouts()
         assert problem is not None
         raise problem
 
@@ -175,11 +167,7 @@ class ModuleGuard:
         single = [take(inputs, axes, [example]) for example in examples]
         several = self._runs.observe(together, len(examples))
         alone = [self._runs.observe(one, 1) for one in single]
-        if len(examples) == 1:
-            found = LearnedLayouts({}, frozenset())
-        else:
-            seen = tuple(zip(examples, alone, strict=True))
-            found = LearnedLayouts(match(several, alone), moving_calls(several, alone), seen)
+        found = LearnedLayouts.of(several, examples, alone)
         if self.verify:
             refuse_memory([several, *alone])
             if thorough:
@@ -215,6 +203,6 @@ class ModuleGuard:
             except BROKEN:
                 continue
             for place, own in enumerate(values):
-                refuse_difference(beside, alone[own], layouts, place)
+                beside.refuse_difference(alone[own], layouts, place)
             if len(values) == len(alone):
                 return

@@ -120,17 +120,6 @@ class OuterProductGradient(PerExampleGradient):
         kind = torch.promote_types(accurate(inputs).dtype, accurate(gradients).dtype)
         self.inputs, self.gradients = inputs.to(kind), gradients.to(kind)
 
-    @classmethod
-    def joined(cls, gradients: Sequence[OuterProductGradient]) -> OuterProductGradient:
-        """The sum of gradients of the same rows and examples: their terms one after the other."""
-        first = gradients[0]
-        return cls(
-            first.parameter,
-            torch.cat([own.inputs for own in gradients], 1),
-            torch.cat([own.gradients for own in gradients], 1),
-            first.part,
-        )
-
     def examples(self, start: int, stop: int) -> Tensor:
         return torch.bmm(self.gradients[start:stop].transpose(1, 2), self.inputs[start:stop])
 
@@ -301,5 +290,8 @@ def without_overlap(gradients: Sequence[PerExampleGradient]) -> list[PerExampleG
         return list(gradients)
     outers = [own for own in gradients if type(own) is OuterProductGradient]
     if len(outers) == len(gradients) and len(set(parts)) == 1:
-        return [OuterProductGradient.joined(outers)]
+        # Their terms one after the other.
+        inputs = torch.cat([own.inputs for own in outers], 1)
+        joined = torch.cat([own.gradients for own in outers], 1)
+        return [OuterProductGradient(outers[0].parameter, inputs, joined, outers[0].part)]
     return [SummedGradient(gradients)]

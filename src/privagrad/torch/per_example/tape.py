@@ -78,9 +78,6 @@ class Tape:
         self._backward: int | None = None
         self._examples = 0
 
-    def is_inside_layer(self) -> bool:
-        return self.layers_entered > 0
-
     def trains(self, *parameters: Tensor | None) -> bool:
         return any(id(parameter) in self._names for parameter in parameters)
 
@@ -207,8 +204,8 @@ class Tape:
                 f"passes of {self._examples} and {count}."
             )
 
-    def note_stray(self, name: str) -> None:
-        """A gradient has reached a parameter past its layer."""
+    def note_stray(self, name: str, gradient: Tensor) -> None:
+        """A gradient has reached a parameter itself, past its layer: those of examples never do."""
         self._strays[name] = torch._C._current_graph_task_id()
 
     def collect(self) -> tuple[int, dict[str, list[PerExampleGradient]]]:

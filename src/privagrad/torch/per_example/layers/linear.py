@@ -13,7 +13,7 @@ from privagrad.torch.per_example.gradients import (
     OuterProductGradient,
     PerExampleGradient,
 )
-from privagrad.torch.per_example.layers._registry import frozen, layer
+from privagrad.torch.per_example.layers._registry import layer
 from privagrad.torch.per_example.tape import SavedInput, Tape
 
 
@@ -26,9 +26,7 @@ def projected(
     tape: Tape, module: nn.Module, x: Tensor, weight: Tensor, bias: Tensor | None, part: slice = ALL
 ) -> Tensor:
     """x Wᵀ + b with some rows of W and b."""
-    w, b = frozen(weight), frozen(bias)
-    assert w is not None
-    y = F.linear(x, w[part], None if b is None else b[part])
+    y = F.linear(x, weight.detach()[part], None if bias is None else bias.detach()[part])
     examples, saved = tape.examples(module, x), SavedInput(x)
 
     def per_example(gradient: Tensor) -> Iterator[PerExampleGradient]:
