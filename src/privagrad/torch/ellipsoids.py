@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -18,15 +19,9 @@ EllipsoidChoice = str | Sequence[Tensor] | Mapping[str, Tensor] | None
 
 
 class LearnedEllipsoid:
-    """Scales of all parameters from the variance of private gradients (see `GradientHistory`).
+    """C = σ^power from the variance of private gradients: see `GradientHistory`, `SCALE_POWERS`.
 
-    They keep the gradients' mean squared norm, so that max_grad_norm means what it means for a
-    ball.
-
-    Parameters
-    ----------
-    power : float
-        C = σ^power: see `SCALE_POWERS`.
+    C keeps the gradients' mean squared norm, so that max_grad_norm means what it means for a ball.
     """
 
     def __init__(self, power: float) -> None:
@@ -91,15 +86,16 @@ class TrainingEllipsoid:
 def choose_ellipsoid(
     choice: EllipsoidChoice,
     parameters: dict[str, nn.Parameter],
-    public_moments: Callable[[], dict[str, Tensor]] | None,
+    public_loader: Iterable[Any] | None,
+    moments_of: Callable[[Iterable[Any]], dict[str, Tensor]],
 ) -> TrainingEllipsoid:
     """The ellipsoid that `make_private` was asked for with `ellipsoid=choice`.
 
-    `public_moments` computes E[g²] from public batches; None: there are none.
+    `moments_of` is E[g²] of the per-example gradients of public batches.
     """
     ball = {name: Scale.ball(parameter) for name, parameter in parameters.items()}
     if choice is None:
-        if public_moments is not None:
+        if public_loader is not None:
             raise ValueError(
                 "Expected ellipsoid='pagan' or 'pasan' with a public_loader, found ellipsoid=None."
             )
@@ -107,6 +103,7 @@ def choose_ellipsoid(
     if not isinstance(choice, str):
         return TrainingEllipsoid(given_scales(choice, parameters))
     power = SCALE_POWERS[validate.choice("ellipsoid", choice, SCALE_POWERS)]
-    if public_moments is None:
+    if public_loader is None:
         return TrainingEllipsoid(ball, LearnedEllipsoid(power))
-    return TrainingEllipsoid(given_scales(shaped_scales(public_moments(), power), parameters))
+    scales = shaped_scales(moments_of(public_loader), power)
+    return TrainingEllipsoid(given_scales(scales, parameters))

@@ -148,13 +148,11 @@ class PrivacyEngine:
             module = module.module
         parameters = _trainable(module, optimizer)
         ModuleValidator.validate(module, strict=True)
-        public_moments = None
-        if public_loader is not None:
-            public_moments = partial(
-                second_moments, module, public_loader, criterion,
-                loss_reduction=loss_reduction, batch_first=batch_first, floor=floor, per=per,
-            )  # fmt: skip
-        chosen = choose_ellipsoid(ellipsoid, parameters, public_moments)
+        moments_of = partial(
+            second_moments, module, criterion=criterion, loss_reduction=loss_reduction,
+            batch_first=batch_first, floor=floor, per=per,
+        )  # fmt: skip
+        chosen = choose_ellipsoid(ellipsoid, parameters, public_loader, moments_of)
         chosen.agree(processes)
         source = _source(random_state, noise_generator)
         self.seeded |= source.seeded

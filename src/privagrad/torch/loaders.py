@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any, NamedTuple
 
 from torch import Tensor
@@ -71,7 +72,7 @@ class PrivateLoader(DataLoader[Any]):
             options["collate_fn"] = CollateAny(loader.collate_fn, loader.dataset, verify)
         super().__init__(loader.dataset, **options)
         # This loader shows the data set it was given; the rows come through another.
-        options["worker_init_fn"] = _StartWorker(loader.worker_init_fn)
+        options["worker_init_fn"] = partial(_start_worker, loader.worker_init_fn)
         self._fetching = DataLoader(RowByRow(loader.dataset), **options)
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
@@ -126,18 +127,13 @@ def _has_rows(dataset: Any) -> bool:
     return own is not Dataset.__getitem__ or not hasattr(dataset, "__getitems__")
 
 
-class _StartWorker:
+def _start_worker(then: Callable[[int], None] | None, worker: int) -> None:
     """What a worker process does first: `get_worker_info().dataset` is the user's own data set."""
-
-    def __init__(self, then: Callable[[int], None] | None) -> None:
-        self.then = then
-
-    def __call__(self, worker: int) -> None:
-        info: Any = get_worker_info()
-        # It can be read only, and the worker keeps what it fetches rows from elsewhere.
-        object.__setattr__(info, "dataset", info.dataset.dataset)
-        if self.then is not None:
-            self.then(worker)
+    info: Any = get_worker_info()
+    # It can be read only, and the worker keeps what it fetches rows from elsewhere.
+    object.__setattr__(info, "dataset", info.dataset.dataset)
+    if then is not None:
+        then(worker)
 
 
 class Collated(NamedTuple):

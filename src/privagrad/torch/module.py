@@ -13,7 +13,7 @@ from torch.nn.utils.rnn import PackedSequence
 
 from privagrad.torch.guards.determinism import generator_states
 from privagrad.torch.guards.loss import LossGuard
-from privagrad.torch.guards.module_runs import refuse_changes, versions
+from privagrad.torch.guards.module_runs import inputs_kept
 from privagrad.torch.guards.observed import Layouts
 from privagrad.torch.guards.random_functions import RandomDraws
 from privagrad.torch.guards.recorder import Recorder, public_tensors
@@ -105,16 +105,10 @@ class PrivateModule(nn.Module):
         self, inputs: Any, count: int, layouts: Layouts
     ) -> tuple[Any, ForwardPass, Recorder]:
         tape, recorder = self._tape, Recorder(count or 1, public_tensors(self._module))
-        before = versions(inputs)
         if self.guard.draws_outside_torch:
             recorder.drawn.states = generator_states()
-        tape.recorder = recorder
-        try:
-            with tape.passing(count, layouts) as current, recorder:
-                outputs = self._module(*inputs[0], **inputs[1])
-        finally:
-            tape.recorder = None
-        refuse_changes(inputs, before)
+        with inputs_kept(inputs), tape.passing(count, layouts, recorder) as current:
+            outputs = self._module(*inputs[0], **inputs[1])
         return outputs, current, recorder
 
     def _parts(self) -> tuple[list[int], list[int]]:

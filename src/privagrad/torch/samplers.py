@@ -38,14 +38,8 @@ _NO_BATCH_SIZE = (
 class Sampling:
     """How the batches of a training are drawn from the rows of a data loader.
 
-    Attributes
-    ----------
-    loader : DataLoader
-    processes : Processes
-    rows : sequence of int or None
-        The rows of Poisson batches; None: batches in the loader's own order.
-    batch_size : int
-        How many rows all processes together take in one step; expected, for Poisson batches.
+    `rows` are those of Poisson batches; None: batches in the loader's own order. `batch_size` rows
+    are taken by all processes together in one step; for Poisson batches, expected to be.
     """
 
     loader: DataLoader[Any]

@@ -156,7 +156,11 @@ class BatchTracer:
 
     def was_written(self, value: Any) -> bool:
         """Whether something of a batch was written into the memory of a tensor."""
-        return isinstance(value, Tensor) and any(_same_memory(value, t()) for t in self._lost)
+        if not isinstance(value, Tensor) or not value.numel():
+            return False
+        lost = (tensor for reference in self._lost if (tensor := reference()) is not None)
+        memory = value.untyped_storage().data_ptr()
+        return any(tensor.untyped_storage().data_ptr() == memory for tensor in lost)
 
 
 class _Receipt(torch.autograd.Function):
@@ -172,12 +176,6 @@ class _Receipt(torch.autograd.Function):
         if ctx.node.wanted:
             ctx.node.received = gradient.detach()
         return gradient, None
-
-
-def _same_memory(a: Tensor, b: Tensor | None) -> bool:
-    if b is None or not a.numel():
-        return False
-    return a.untyped_storage().data_ptr() == b.untyped_storage().data_ptr()
 
 
 def _fits(tensor: Tensor, layout: Layout, count: int) -> bool:

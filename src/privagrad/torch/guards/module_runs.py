@@ -62,16 +62,13 @@ class ModuleRuns:
 
     def observe(self, inputs: Any, count: int) -> ObservedRun:
         """A pass without gradients; every tensor that goes into a layer or out of the module."""
-        tape = self.tape
         observed: list[ObservedTensor] = []
         recorder = Recorder(count, public_tensors(self.module), quiet=False)
-        before = versions(inputs)
-        with self._undisturbed() as effects, torch.no_grad():
-            tape.observed, tape.recorder = observed, recorder
-            with tape.passing(count), recorder:
+        with inputs_kept(inputs), self._undisturbed() as effects, torch.no_grad():
+            self.tape.observed = observed
+            with self.tape.passing(count, recorder=recorder):
                 outputs = self.module(*inputs[0], **inputs[1])
-            tape.observed = tape.recorder = None
-        refuse_changes(inputs, before)
+            self.tape.observed = None
         for place, leaf in enumerate(tensors_of(outputs)):
             key, name = ("output", place), "the module's output"
             observed.append(ObservedTensor(key, name, leaf.detach(), leaf.dim(), shared=True))
@@ -107,13 +104,12 @@ class ModuleRuns:
                 )
 
 
-def versions(inputs: Any) -> list[int]:
-    return [tensor._version for tensor in tensors_of(inputs)]
-
-
-def refuse_changes(inputs: Any, before: list[int]) -> None:
-    """Refuse a module that has changed its inputs in place since `before`."""
-    if versions(inputs) != before:
+@contextmanager
+def inputs_kept(inputs: Any) -> Iterator[None]:
+    """Refuse a module that changes its inputs in place."""
+    before = [tensor._version for tensor in tensors_of(inputs)]
+    yield
+    if [tensor._version for tensor in tensors_of(inputs)] != before:
         raise UnverifiedError(
             "Expected a module that leaves its inputs as they are, found that it changes them in "
             "place: the change would reach every other use of the batch. Use the operation that "

@@ -36,10 +36,13 @@ class TraceNode:
         self.made = None
 
     @property
+    def given(self) -> list[Any]:
+        """What the function was given: `sources` and `constants`."""
+        return tree_flatten(self.made[1:])[0] if self.made else []
+
+    @property
     def sources(self) -> list[TraceNode]:
-        if self.made is None:
-            return []
-        return [x for x in tree_flatten(self.made[1:])[0] if isinstance(x, TraceNode)]
+        return [x for x in self.given if isinstance(x, TraceNode)]
 
     @property
     def name(self) -> str:
@@ -47,9 +50,7 @@ class TraceNode:
 
     @property
     def constants(self) -> list[Any]:
-        if self.made is None:
-            return []
-        return [x for x in tree_flatten(self.made[1:])[0] if not isinstance(x, TraceNode)]
+        return [x for x in self.given if not isinstance(x, TraceNode)]
 
 
 class Leaf(TraceNode):
@@ -64,14 +65,6 @@ class Leaf(TraceNode):
         self.made, self.differentiable = (), graded
         self.values, self.count, self.layout = values, count, layout
         self.unpadded: dict[int, Tensor] = {}
-
-    @property
-    def sources(self) -> list[TraceNode]:
-        return []
-
-    @property
-    def constants(self) -> list[Any]:
-        return []
 
     def rows(self, examples: Sequence[int]) -> Tensor:
         """The values of some examples, as if they were the batch."""
@@ -196,7 +189,7 @@ def signature(
             sizes = tuple(summary(n) for n in step.values.shape)
             parts.append((type(step).__name__, step.layout, sizes))
         else:
-            given = tuple(summary(x) for x in tree_flatten(step.made[1:])[0])
+            given = tuple(map(summary, step.given))
             parts.append((step.name, given, step.place, step.written, step.chosen))
     return hash(tuple(parts))
 
@@ -205,7 +198,6 @@ def digest(value: Any) -> Any:
     """Something that tells constants with other values apart."""
     if not isinstance(value, Tensor):
         return repr(value)
-    tensor = value
-    flat = tensor.detach().reshape(-1).double()
+    flat = value.detach().reshape(-1).double()
     weights = torch.arange(1, len(flat) + 1, dtype=torch.float64, device=flat.device).sqrt()
     return float(flat.nan_to_num(7.0) @ weights)

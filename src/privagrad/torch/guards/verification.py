@@ -9,23 +9,14 @@ from dataclasses import replace
 from typing import Any
 
 from torch import Tensor, nn
+from torch.utils._pytree import tree_unflatten
 
 from privagrad.torch.guards.module_runs import ModuleRuns
 from privagrad.torch.guards.observed import Layouts, LearnedLayouts, ObservedRun, refuse_memory
-from privagrad.torch.guards.padding import (
-    padded_examples,
-    same_outputs_but_for_padding,
-    unpadded_inputs,
-)
+from privagrad.torch.guards.padding import padded_examples, same_outputs_but_for_padding, unpadded
 from privagrad.torch.guards.random_functions import RandomDraws
 from privagrad.torch.guards.recorder import Recorder
-from privagrad.torch.guards.refusals import (
-    BROKEN,
-    UntriedError,
-    UnverifiedError,
-    padding_matters,
-    untried,
-)
+from privagrad.torch.guards.refusals import BROKEN, UntriedError, UnverifiedError, padding_matters
 from privagrad.torch.guards.structure import tensors_of
 from privagrad.torch.guards.trace import history
 from privagrad.torch.guards.traced import node_of, untraced
@@ -117,10 +108,13 @@ class ModuleGuard:
         if not examples:
             return alone
         padded = tensors_of(self._runs.outputs(untraced(inputs), count, layouts, drawn))
+        given, structure = input_leaves(inputs)
         for example in examples:
-            for own in unpadded_inputs(inputs, self._axes or (), count, example):
+            single = input_leaves(take(untraced(inputs), self._axes or (), [example]))[0]
+            for own in unpadded(given, single, count, example):
                 with suppress(*BROKEN):
-                    found = tensors_of(self._runs.outputs(own, 1, layouts, drawn))
+                    alone_inputs = tree_unflatten(own, structure)
+                    found = tensors_of(self._runs.outputs(alone_inputs, 1, layouts, drawn))
                     if same_outputs_but_for_padding(padded, found, layouts, count, example):
                         alone[example] = found
                         break
@@ -153,7 +147,7 @@ class ModuleGuard:
             except UnverifiedError as error:
                 problem = problem or error
             except BROKEN as error:
-                problem = problem or untried(error)
+                problem = problem or UntriedError(error)
         if not self.verify:
             return LearnedLayouts()
         assert problem is not None

@@ -49,8 +49,7 @@ class PerExampleGradient(ABC):
 
     def squared_norms(self, scale: Scale) -> Tensor:
         """Σ_jk C_jk g_ijk² for each example, (b,)."""
-        parts = [scale.squared_norms(g) for g in self.chunks()]
-        return torch.cat(parts)
+        return torch.cat([scale.squared_norms(g) for g in self.chunks()])
 
     def sum_of_squares(self) -> Tensor:
         """Σ_i g_i², (m, n)."""
@@ -85,6 +84,10 @@ class PerExampleGradient(ABC):
     def width(self) -> int:
         """How many numbers one example's gradient has."""
         return as_matrix(self.parameter)[self.part].numel()
+
+
+Gradients = Iterator[PerExampleGradient]
+"""What the backward pass of a layer yields."""
 
 
 class DenseGradient(PerExampleGradient):
@@ -227,8 +230,7 @@ class RowLookupGradient(PerExampleGradient):
         return of_rows.new_zeros(self.count).index_add_(0, self.owners, of_rows)
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
-        weighted = self.gradients * weights.to(self.gradients.dtype)[self.owners, None]
-        return self._sum(weighted)
+        return self._sum(self.gradients * weights.to(self.gradients.dtype)[self.owners, None])
 
     def sum_of_squares(self) -> Tensor:
         return self._sum(self.gradients.square())

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from privagrad.torch.per_example.gradients import ALL, DenseGradient, PerExampleGradient
+from privagrad.torch.per_example.gradients import ALL, DenseGradient, Gradients
 from privagrad.torch.per_example.layers._registry import layer
 from privagrad.torch.per_example.layers.linear import projected
 from privagrad.torch.per_example.tape import Tape
@@ -101,7 +101,7 @@ def _biased(tape: Tape, module: nn.Module, y: Tensor, bias: Tensor, part: slice 
     """`y`, to every token of which some entries of a bias were added."""
     examples = tape.examples(module, y)
 
-    def per_example(gradient: Tensor) -> Iterator[PerExampleGradient]:
+    def per_example(gradient: Tensor) -> Gradients:
         yield DenseGradient(bias, accurate(examples(gradient, 1)).sum(1), part)
 
     return tape.tap(y, per_example)

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from privagrad.torch.per_example.gradients import OuterProductGradient, PerExampleGradient
+from privagrad.torch.per_example.gradients import Gradients, OuterProductGradient
 
 
 class Weights:
@@ -54,7 +53,7 @@ class Cell(ABC):
     def backward(self, gradients: list[Tensor]) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
         """The gradients of the gates, twice, and of the states before."""
 
-    def other_gradients(self) -> Iterator[PerExampleGradient]:
+    def other_gradients(self) -> Gradients:
         """Per-example gradients of parameters other than the two weights and biases."""
         return iter(())
 
@@ -149,13 +148,11 @@ class LSTMCell(Cell):
 
     def forward(self, gates: Tensor) -> tuple[Tensor, ...]:
         h, c = self.before
-        steps, count, size = len(gates), gates.shape[1], c.shape[1]
+        steps, size = len(gates), c.shape[1]
         w = self.weights.hidden.detach().T
         project = self.weights.projection
-        shape = (steps, count, size)
         self.gates = gates
-        self.cells, self.tanhs = gates.new_empty(shape), gates.new_empty(shape)
-        self.outputs = gates.new_empty(shape)
+        self.cells, self.tanhs, self.outputs = (gates.new_empty(steps, *c.shape) for _ in range(3))
         hidden = self.outputs if project is None else gates.new_empty(steps, *h.shape)
         for t in range(steps):
             gate = gates[t].addmm_(h, w)
@@ -204,10 +201,16 @@ class LSTMCell(Cell):
             dh = torch.mm(slopes[t], w)
         return slopes, slopes, (dh, dc)
 
-    def other_gradients(self) -> Iterator[PerExampleGradient]:
+    def other_gradients(self) -> Gradients:
         if self.weights.projection is not None:
             yield OuterProductGradient(
                 self.weights.projection,
                 self.outputs.transpose(0, 1),
                 self.dprojected.transpose(0, 1),
             )
+
+
+CELLS: dict[str, type[Cell]] = {
+    "RNN_TANH": TanhCell, "RNN_RELU": ReluCell, "GRU": GRUCell, "LSTM": LSTMCell,
+}  # fmt: skip
+"""By the mode of a module."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -12,6 +11,7 @@ from torch.nn.grad import conv1d_weight, conv2d_weight, conv3d_weight
 
 from privagrad.torch.per_example.gradients import (
     DenseGradient,
+    Gradients,
     PerExampleGradient,
     sums_of_products,
 )
@@ -83,7 +83,7 @@ def _tapped(
     weight, bias, trailing = module.weight, module.bias, module.weight.dim() - 1
     examples, saved = tape.examples(module, x, trailing), SavedInput(x)
 
-    def per_example(gradient: Tensor) -> Iterator[PerExampleGradient]:
+    def per_example(gradient: Tensor) -> Gradients:
         d = examples(gradient, trailing)
         if tape.trains(weight):
             given = examples(saved(), trailing)

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from privagrad.torch.per_example.gradients import PerExampleGradient, RowLookupGradient
+from privagrad.torch.per_example.gradients import Gradients, RowLookupGradient
 from privagrad.torch.per_example.layers._registry import layer
 from privagrad.torch.per_example.tape import SavedInput, Tape
 from privagrad.torch.scales import accurate
@@ -19,7 +17,7 @@ def embedding(tape: Tape, module: nn.Embedding, index: Tensor) -> Tensor:
     y = F.embedding(index, module.weight.detach(), module.padding_idx)
     examples, saved = tape.examples(module, index, 0), SavedInput(index)
 
-    def per_example(gradient: Tensor) -> Iterator[PerExampleGradient]:
+    def per_example(gradient: Tensor) -> Gradients:
         yield RowLookupGradient(
             module.weight, examples(saved(), 0), examples(gradient, 1), module.padding_idx
         )
@@ -49,7 +47,7 @@ def embedding_bag(
     )
     examples, saved = tape.examples(module, index, 1), SavedInput(index)
 
-    def per_example(gradient: Tensor) -> Iterator[PerExampleGradient]:
+    def per_example(gradient: Tensor) -> Gradients:
         shares = _shares(module, saved(), per_sample_weights)
         of_tokens = examples(accurate(gradient), 1)[:, :, None] * examples(shares, 2)
         tokens = examples(saved(), 1)

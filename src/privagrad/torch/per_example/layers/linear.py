@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from privagrad.torch.per_example.gradients import (
     ALL,
     DenseGradient,
+    Gradients,
     OuterProductGradient,
-    PerExampleGradient,
 )
 from privagrad.torch.per_example.layers._registry import layer
 from privagrad.torch.per_example.tape import SavedInput, Tape
@@ -29,7 +27,7 @@ def projected(
     y = F.linear(x, weight.detach()[part], None if bias is None else bias.detach()[part])
     examples, saved = tape.examples(module, x), SavedInput(x)
 
-    def per_example(gradient: Tensor) -> Iterator[PerExampleGradient]:
+    def per_example(gradient: Tensor) -> Gradients:
         d = examples(gradient, 1)
         if tape.trains(weight):
             yield OuterProductGradient(weight, examples(saved(), 1), d, part)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from privagrad.torch.per_example.gradients import DenseGradient, PerExampleGradient
+from privagrad.torch.per_example.gradients import DenseGradient, Gradients
 from privagrad.torch.per_example.layers._registry import frozen, layer
 from privagrad.torch.per_example.tape import SavedInput, Tape
 from privagrad.torch.scales import accurate
@@ -85,7 +85,7 @@ def _tapped(
     examples = tape.examples(module, x, trailing)
     summed = (1, *range(3, trailing + 2)) if by_channel else (1,)
 
-    def per_example(gradient: Tensor) -> Iterator[PerExampleGradient]:
+    def per_example(gradient: Tensor) -> Gradients:
         d = accurate(examples(gradient, trailing))
         if tape.trains(gain):
             again = accurate(examples(normalized(), trailing))

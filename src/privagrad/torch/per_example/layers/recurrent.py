@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -10,34 +9,16 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
-from privagrad.torch.per_example.gradients import (
-    DenseGradient,
-    OuterProductGradient,
-    PerExampleGradient,
-)
+from privagrad.torch.per_example.gradients import DenseGradient, Gradients, OuterProductGradient
 from privagrad.torch.per_example.layers._registry import layer
-from privagrad.torch.per_example.layers.cells import (
-    Cell,
-    GRUCell,
-    LSTMCell,
-    ReluCell,
-    TanhCell,
-    Weights,
-)
+from privagrad.torch.per_example.layers.cells import CELLS, Cell, Weights
 from privagrad.torch.per_example.layout import Layout
 from privagrad.torch.per_example.tape import Tape
-
-_CELLS: dict[str, type[Cell]] = {
-    "RNN_TANH": TanhCell,
-    "RNN_RELU": ReluCell,
-    "GRU": GRUCell,
-    "LSTM": LSTMCell,
-}
 
 
 @layer(nn.RNN, nn.LSTM, nn.GRU)
 def recurrent(tape: Tape, module: nn.RNNBase, inputs: Any, before: Any = None) -> Any:
-    kind = _CELLS[module.mode]
+    kind = CELLS[module.mode]
     packed = inputs if isinstance(inputs, PackedSequence) else None
     lengths: Tensor | None = None
     if packed is not None:
@@ -144,7 +125,7 @@ class _Run(torch.autograd.Function):
         ]
         into, through, start = cell.backward(filled)
 
-        def per_example(_: Tensor) -> Iterator[PerExampleGradient]:
+        def per_example(_: Tensor) -> Gradients:
             w, tape = cell.weights, ctx.tape
             d, dh = into.transpose(0, 1), through.transpose(0, 1)
             if tape.trains(w.input):
