@@ -12,7 +12,7 @@ except ModuleNotFoundError as error:
 from privagrad.torch.adaptive_sgd import AdaptiveSGD
 from privagrad.torch.damping import damp_steps, start_from_counts, word_shares
 from privagrad.torch.engine import PrivacyEngine
-from privagrad.torch.guards.numbers import public
+from privagrad.torch.guards.constants import public
 from privagrad.torch.loaders import BatchMemoryManager
 from privagrad.torch.module import PrivateModule
 from privagrad.torch.moments import second_moments

@@ -26,16 +26,8 @@ def save(
 ) -> None:
     """Write the file completely or not at all; of several processes only the first one writes.
 
-    Parameters
-    ----------
-    path : Path
-    state : dict
-        What the file holds besides: entries of the caller's own.
-    module : Module
-    optimizer : Optimizer or None
-        SavedInput if it is private.
-    accountant : Accountant
-        From now on it notes its releases beside the file too.
+    `state` is what the file holds besides. An optimizer is saved if it is private. From now on the
+    accountant notes its releases beside the file too.
     """
     state["module_state_dict"] = module.state_dict()
     state["privacy_accountant_state_dict"] = accountant.state_dict()
@@ -54,12 +46,9 @@ def save(
 def load(
     path: Path, module: nn.Module, optimizer: Optimizer | None, accountant: Accountant
 ) -> dict[str, Any]:
-    """Restore everything from a file; releases made since by runs from this file are counted.
+    """Restore everything from a file, and return all its entries.
 
-    Returns
-    -------
-    dict
-        All entries of the file.
+    Releases made since by runs from this file are counted.
     """
     if not path.exists():
         raise FileNotFoundError(f"Expected a checkpoint, found nothing at {path}.")

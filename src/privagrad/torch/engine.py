@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +21,10 @@ from privagrad.privacy.noise import RandomSource, RandomState, random_source
 from privagrad.torch import checkpoints
 from privagrad.torch.accountant import Accountant
 from privagrad.torch.charging import BatchCharges
-from privagrad.torch.ellipsoids import EllipsoidChoice, PublicData, choose_ellipsoid
+from privagrad.torch.ellipsoids import EllipsoidChoice, choose_ellipsoid
 from privagrad.torch.loaders import PrivateLoader
 from privagrad.torch.module import PrivateModule
-from privagrad.torch.moments import Per
+from privagrad.torch.moments import Per, second_moments
 from privagrad.torch.optimizer import PrivateOptimizer, ReleaseTerms, noise_of
 from privagrad.torch.per_example.tape import Tape
 from privagrad.torch.per_example_loss import PerExampleLoss
@@ -147,8 +148,11 @@ class PrivacyEngine:
             module = module.module
         parameters = _trainable(module, optimizer)
         ModuleValidator.validate(module, strict=True)
-        public = PublicData(public_loader, criterion, loss_reduction, batch_first, floor, per)
-        chosen = choose_ellipsoid(ellipsoid, module, parameters, public)
+        moments_of = partial(
+            second_moments, module, criterion=criterion, loss_reduction=loss_reduction,
+            batch_first=batch_first, floor=floor, per=per,
+        )  # fmt: skip
+        chosen = choose_ellipsoid(ellipsoid, parameters, public_loader, moments_of)
         chosen.agree(processes)
         source = _source(random_state, noise_generator)
         self.seeded |= source.seeded

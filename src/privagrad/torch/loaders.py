@@ -5,23 +5,23 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any, NamedTuple
 
 from torch import Tensor
-from torch.utils.data import (
-    DataLoader,
-    Dataset,
-    Sampler,
-    Subset,
-    default_collate,
-    get_worker_info,
-)
+from torch.utils.data import DataLoader, Dataset, Sampler, Subset, default_collate, get_worker_info
 
 from privagrad._internal import validate
 from privagrad.torch.charging import BatchCharges, BatchPart
 from privagrad.torch.guards.collation import UnpaddedRows, cut_from, refuse_mixing, size_of
 from privagrad.torch.guards.refusals import UnverifiedError
 from privagrad.torch.guards.structure import map_tensors, tensors_of
+
+_COPIED = (
+    "num_workers", "collate_fn", "pin_memory", "timeout", "worker_init_fn",
+    "multiprocessing_context", "generator", "persistent_workers",
+)  # fmt: skip
+"""Options of a data loader that the private one has too."""
 
 
 class SplitBatches(Sampler[list[int]]):
@@ -64,27 +64,15 @@ class PrivateLoader(DataLoader[Any]):
             validate.integer("max_physical_batch_size", most)
         self._notes: deque[BatchPart] = deque()
         self.batches, self.charges, self.verify = batches, charges, verify
-        options: dict[str, Any] = {
-            "num_workers": loader.num_workers,
-            "pin_memory": loader.pin_memory,
-            "timeout": loader.timeout,
-            "worker_init_fn": loader.worker_init_fn,
-            "multiprocessing_context": loader.multiprocessing_context,
-            "generator": loader.generator,
-            "persistent_workers": loader.persistent_workers,
-        }
+        options: dict[str, Any] = {name: getattr(loader, name) for name in _COPIED}
         if loader.num_workers:
             options["prefetch_factor"] = loader.prefetch_factor
-        collate = loader.collate_fn
-        if not isinstance(collate, CollateAny):
-            collate = CollateAny(collate, loader.dataset, verify)
-        options |= {
-            "batch_sampler": SplitBatches(batches, most, self._notes),
-            "collate_fn": collate,
-        }
+        options["batch_sampler"] = SplitBatches(batches, most, self._notes)
+        if not isinstance(loader.collate_fn, CollateAny):
+            options["collate_fn"] = CollateAny(loader.collate_fn, loader.dataset, verify)
         super().__init__(loader.dataset, **options)
         # This loader shows the data set it was given; the rows come through another.
-        options["worker_init_fn"] = _StartWorker(loader.worker_init_fn)
+        options["worker_init_fn"] = partial(_start_worker, loader.worker_init_fn)
         self._fetching = DataLoader(RowByRow(loader.dataset), **options)
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
@@ -94,19 +82,15 @@ class PrivateLoader(DataLoader[Any]):
         self.charges.check(iterator)
         self._notes.clear()
         for batch, unpadded in self._fetching:
-            if self.verify:
-                _refuse_without_tensors(batch)
+            if self.verify and not tensors_of(batch):
+                raise UnverifiedError(
+                    "Expected tensors in a batch of the private data loader, found none in a "
+                    f"{type(batch).__name__}: what the loop makes of such a batch cannot be "
+                    "followed. Return tensors from collate_fn; or pass verify=False and vouch for "
+                    "it."
+                )
             yield self.charges.hand_out(iterator, self._notes.popleft(), batch, unpadded)
             self.charges.check(iterator)
-
-
-def _refuse_without_tensors(batch: Any) -> None:
-    if not tensors_of(batch):
-        raise UnverifiedError(
-            f"Expected tensors in a batch of the private data loader, found none in a "
-            f"{type(batch).__name__}: what the loop makes of such a batch cannot be followed. "
-            "Return tensors from collate_fn; or pass verify=False and vouch for it."
-        )
 
 
 class RowByRow(Dataset[Any]):
@@ -143,18 +127,13 @@ def _has_rows(dataset: Any) -> bool:
     return own is not Dataset.__getitem__ or not hasattr(dataset, "__getitems__")
 
 
-class _StartWorker:
+def _start_worker(then: Callable[[int], None] | None, worker: int) -> None:
     """What a worker process does first: `get_worker_info().dataset` is the user's own data set."""
-
-    def __init__(self, then: Callable[[int], None] | None) -> None:
-        self.then = then
-
-    def __call__(self, worker: int) -> None:
-        info: Any = get_worker_info()
-        # It can be read only, and the worker keeps what it fetches rows from elsewhere.
-        object.__setattr__(info, "dataset", info.dataset.dataset)
-        if self.then is not None:
-            self.then(worker)
+    info: Any = get_worker_info()
+    # It can be read only, and the worker keeps what it fetches rows from elsewhere.
+    object.__setattr__(info, "dataset", info.dataset.dataset)
+    if then is not None:
+        then(worker)
 
 
 class Collated(NamedTuple):
@@ -213,13 +192,8 @@ class BatchMemoryManager:
         if not isinstance(data_loader, PrivateLoader):
             raise TypeError("Expected the data loader that make_private returned, found another.")
         self.optimizer = optimizer
-        self.parts = PrivateLoader(
-            data_loader,
-            data_loader.batches,
-            data_loader.charges,
-            max_physical_batch_size,
-            data_loader.verify,
-        )
+        batches, charges, verify = data_loader.batches, data_loader.charges, data_loader.verify
+        self.parts = PrivateLoader(data_loader, batches, charges, max_physical_batch_size, verify)
 
     def __enter__(self) -> DataLoader[Any]:
         return self.parts

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,7 +13,7 @@ from torch.nn.utils.rnn import PackedSequence
 
 from privagrad.torch.guards.determinism import generator_states
 from privagrad.torch.guards.loss import LossGuard
-from privagrad.torch.guards.module_runs import refuse_changes, versions
+from privagrad.torch.guards.module_runs import inputs_kept
 from privagrad.torch.guards.observed import Layouts
 from privagrad.torch.guards.random_functions import RandomDraws
 from privagrad.torch.guards.recorder import Recorder, public_tensors
@@ -20,7 +21,8 @@ from privagrad.torch.guards.refusals import UnverifiedError
 from privagrad.torch.guards.structure import tensors_of
 from privagrad.torch.guards.traced import node_of, untraced
 from privagrad.torch.guards.verification import ModuleGuard
-from privagrad.torch.per_example.layers import Layer, layer_of
+from privagrad.torch.per_example.layers import layer_of
+from privagrad.torch.per_example.layers._registry import Layer
 from privagrad.torch.per_example.layout import count_examples, input_leaves
 from privagrad.torch.per_example.tape import ForwardPass, Tape
 
@@ -56,7 +58,7 @@ class PrivateModule(nn.Module):
                 )
             child.forward = PrivateForward(tape, child, layer_of(child))
         for name, parameter in tape.parameters.items():
-            parameter.register_hook(_StrayGradientHook(tape, name))
+            parameter.register_hook(partial(tape.note_stray, name))
         self._known = self._parts()
         self.train(module.training)
 
@@ -103,16 +105,10 @@ class PrivateModule(nn.Module):
         self, inputs: Any, count: int, layouts: Layouts
     ) -> tuple[Any, ForwardPass, Recorder]:
         tape, recorder = self._tape, Recorder(count or 1, public_tensors(self._module))
-        before = versions(inputs)
         if self.guard.draws_outside_torch:
             recorder.drawn.states = generator_states()
-        tape.recorder = recorder
-        try:
-            with tape.passing(count, layouts) as current, recorder:
-                outputs = self._module(*inputs[0], **inputs[1])
-        finally:
-            tape.recorder = None
-        refuse_changes(inputs, before)
+        with inputs_kept(inputs), tape.passing(count, layouts, recorder) as current:
+            outputs = self._module(*inputs[0], **inputs[1])
         return outputs, current, recorder
 
     def _parts(self) -> tuple[list[int], list[int]]:
@@ -164,16 +160,6 @@ def _refuse_objects(inputs: Any) -> None:
                 f"module, found tensors inside of a {type(leaf).__name__}: which example they "
                 "belong to is not known. Give the module the tensors themselves."
             )
-
-
-class _StrayGradientHook:
-    """Hears of gradients that reach a parameter itself: those of examples never do."""
-
-    def __init__(self, tape: Tape, name: str) -> None:
-        self.tape, self.name = tape, name
-
-    def __call__(self, gradient: Tensor) -> None:
-        self.tape.note_stray(self.name)
 
 
 class PrivateForward:

@@ -41,10 +41,11 @@ class SecondMoments:
         self.floor, self.per = validate.positive("floor", floor), per
         self.count = 0
         self._shapes = {name: p.shape for name, p in parameters.items()}
-        self._sums = {
-            name: torch.zeros(self._kept(p), dtype=torch.float64, device=p.device)
-            for name, p in parameters.items()
-        }
+        self._sums: dict[str, Tensor] = {}
+        for name, p in parameters.items():
+            rows, columns = as_matrix(p).shape
+            kept = (rows, columns if per == "coordinate" else 1)
+            self._sums[name] = torch.zeros(kept, dtype=torch.float64, device=p.device)
 
     @torch.no_grad()
     def add(
@@ -59,10 +60,6 @@ class SecondMoments:
                 else:
                     squares = own.row_sums_of_squares()[:, None]
                 self._sums[name][own.part] += factor**2 * squares.double()
-
-    def _kept(self, parameter: Tensor) -> tuple[int, int]:
-        rows, columns = as_matrix(parameter).shape
-        return rows, columns if self.per == "coordinate" else 1
 
     def means(self) -> dict[str, Tensor]:
         """E[g²] of every parameter, in its shape, positive."""

@@ -26,12 +26,28 @@ FLOAT32 = 2.0**-10
 """What norms and sums in float32 may be off, counted as sensitivity."""
 
 
+Observer = Callable[[int, dict[str, list[PerExampleGradient]], float], None]
+"""Is shown the number of examples, their gradients, and the factor that these still need."""
+
+
 class ReleaseTerms(NamedTuple):
     """How one batch is bounded and released: the same for all its parts and in all processes."""
 
     noise_multiplier: float
     max_grad_norm: float
     expected_batch_size: float
+
+
+def _of_original(name: str) -> Any:
+    """An attribute of `original_optimizer`, read and written there."""
+
+    def read(self: PrivateOptimizer) -> Any:
+        return getattr(self.original_optimizer, name)
+
+    def write(self: PrivateOptimizer, value: Any) -> None:
+        setattr(self.original_optimizer, name, value)
+
+    return property(read, write)
 
 
 class PrivateOptimizer(Optimizer):
@@ -80,10 +96,9 @@ class PrivateOptimizer(Optimizer):
         self.noise_multiplier, self.max_grad_norm = terms.noise_multiplier, terms.max_grad_norm
         self.expected_batch_size = self._batch_size = terms.expected_batch_size
         self.learned_ellipsoid = ellipsoid.learned
-        self._last = self._waits = True
-        self.observe: Callable[[int, dict[str, list[PerExampleGradient]], float], None] | None = (
-            None
-        )
+        # Whether the next step() completes a batch, and whether a part of one waits for it.
+        self.last_chunk = self._waits = True
+        self.observe: Observer | None = None
         self.non_finite = self.releases = 0
         self.step_done: Callable[[], None] = lambda: None
         self._source, self._processes, self._charge = source, processes, charge
@@ -130,11 +145,6 @@ class PrivateOptimizer(Optimizer):
         self._drop_batch()
         self._scales = scales
 
-    @property
-    def last_chunk(self) -> bool:
-        """Whether the next `step()` completes a batch."""
-        return self._last
-
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """One private step; or, for all but the last part of a large batch, its part of the sum."""
         loss = None
@@ -160,7 +170,7 @@ class PrivateOptimizer(Optimizer):
         """A batch, or a part of one, comes next; what was left of a batch broken off is dropped."""
         if first:
             self._drop_batch()
-        self._last, self._waits = last, True
+        self.last_chunk, self._waits = last, True
 
     def _drop_batch(self) -> None:
         self._sums: dict[str, Tensor] = {}
@@ -287,29 +297,9 @@ class PrivateOptimizer(Optimizer):
     def params(self) -> list[nn.Parameter]:
         return list(self.tape.parameters.values())
 
-    @property
-    def param_groups(self) -> list[dict[str, Any]]:
-        return self.original_optimizer.param_groups
-
-    @param_groups.setter
-    def param_groups(self, groups: list[dict[str, Any]]) -> None:
-        self.original_optimizer.param_groups = groups
-
-    @property
-    def state(self) -> Any:
-        return self.original_optimizer.state
-
-    @state.setter
-    def state(self, state: Any) -> None:
-        self.original_optimizer.state = state
-
-    @property
-    def defaults(self) -> dict[str, Any]:
-        return self.original_optimizer.defaults
-
-    @defaults.setter
-    def defaults(self, defaults: dict[str, Any]) -> None:
-        self.original_optimizer.defaults = defaults
+    param_groups: list[dict[str, Any]] = _of_original("param_groups")
+    state: Any = _of_original("state")
+    defaults: dict[str, Any] = _of_original("defaults")
 
     def state_dict(self) -> dict[str, Any]:
         return self.original_optimizer.state_dict()

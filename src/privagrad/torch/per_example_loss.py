@@ -8,17 +8,17 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import vmap
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
 from privagrad._internal import validate
-from privagrad.torch.guards.numbers import BatchFloat, BatchInteger
+from privagrad.torch.guards.constants import BatchFloat, BatchInteger
 from privagrad.torch.guards.padding import padded_examples, same_gradient, unpadded
 from privagrad.torch.guards.refusals import BROKEN, UnverifiedError, padding_matters
 from privagrad.torch.guards.structure import map_tensors, tensors_of
 from privagrad.torch.guards.trace import Output, history
-from privagrad.torch.guards.traced import TracedTensor, untraced
+from privagrad.torch.guards.traced import TracedTensor, node_of, untraced
+from privagrad.torch.per_example.layers.anything import one_by_one
 
 
 class _OwnRowsOnly(TorchFunctionMode):
@@ -26,7 +26,8 @@ class _OwnRowsOnly(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if any(_is_of_batch(x) for x in tree_leaves((args, kwargs))):
+        given = tree_leaves((args, kwargs))
+        if any(isinstance(x, BatchFloat | BatchInteger) or node_of(x) is not None for x in given):
             raise UnverifiedError(
                 "Expected a criterion that computes the loss of an example from its arguments, "
                 "found in it another tensor of the batch (an attribute, a variable of its "
@@ -34,12 +35,6 @@ class _OwnRowsOnly(TorchFunctionMode):
                 "example."
             )
         return func(*args, **kwargs)
-
-
-def _is_of_batch(value: Any) -> bool:
-    if isinstance(value, TracedTensor):
-        return value.node is not None
-    return isinstance(value, BatchFloat | BatchInteger)
 
 
 class PerExampleLoss(nn.Module):
@@ -64,10 +59,7 @@ class PerExampleLoss(nn.Module):
     """
 
     def __init__(
-        self,
-        criterion: Callable[..., Tensor],
-        reduction: str = "mean",
-        batch_first: bool = True,
+        self, criterion: Callable[..., Tensor], reduction: str = "mean", batch_first: bool = True
     ) -> None:
         super().__init__()
         self.criterion = criterion
@@ -174,15 +166,5 @@ class PerExampleLoss(nn.Module):
             # Something to call backward() on all the same.
             roots = [t.reshape(-1) for t in tensors if t.requires_grad]
             return torch.cat(roots) if roots else torch.zeros(0)
-        axes = [self._axis(tensor) for tensor in tensors]
-        try:
-            return vmap(one, in_dims=(axes,), randomness="different")(tensors)
-        except UnverifiedError:
-            raise
-        except RuntimeError:
-            # Such as branches that depend on values, which vmap cannot take.
-            rows = [
-                one([t.select(axis, i) for t, axis in zip(tensors, axes, strict=True)])
-                for i in range(count)
-            ]
-            return torch.stack(rows)
+        losses: Tensor = one_by_one(one, [t.movedim(self._axis(t), 0) for t in tensors])
+        return losses

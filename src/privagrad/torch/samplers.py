@@ -38,14 +38,8 @@ _NO_BATCH_SIZE = (
 class Sampling:
     """How the batches of a training are drawn from the rows of a data loader.
 
-    Attributes
-    ----------
-    loader : DataLoader
-    processes : Processes
-    rows : sequence of int or None
-        The rows of Poisson batches; None: batches in the loader's own order.
-    batch_size : int
-        How many rows all processes together take in one step; expected, for Poisson batches.
+    `rows` are those of Poisson batches; None: batches in the loader's own order. `batch_size` rows
+    are taken by all processes together in one step; for Poisson batches, expected to be.
     """
 
     loader: DataLoader[Any]
@@ -73,7 +67,14 @@ class Sampling:
     @property
     def takes_each_row_once(self) -> bool:
         """Whether a pass in the loader's own order holds no row twice."""
-        return self.rows is None and _takes_each_row_once(self.loader)
+        if self.rows is not None:
+            return False
+        sampler = sampler_of(self.loader)
+        if type(sampler) is RandomSampler:
+            return not sampler.replacement and sampler.num_samples <= len(sampler.data_source)
+        if type(sampler) is SubsetRandomSampler:
+            return len({int(row) for row in sampler.indices}) == len(sampler.indices)
+        return type(sampler) in (SequentialSampler, DistributedSampler)
 
     @property
     def steps(self) -> int:
@@ -252,13 +253,3 @@ def refuse_repeats(loader: DataLoader[Any], processes: Processes) -> None:
             f"{rows_of(loader)} rows for {sampler.num_replicas} processes: set drop_last=True, or "
             "poisson_sampling=True."
         )
-
-
-def _takes_each_row_once(loader: DataLoader[Any]) -> bool:
-    """Whether one pass of the loader holds no row twice."""
-    sampler = sampler_of(loader)
-    if type(sampler) is RandomSampler:
-        return not sampler.replacement and sampler.num_samples <= len(sampler.data_source)
-    if type(sampler) is SubsetRandomSampler:
-        return len({int(row) for row in sampler.indices}) == len(sampler.indices)
-    return type(sampler) in (SequentialSampler, DistributedSampler)

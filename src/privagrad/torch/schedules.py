@@ -8,6 +8,8 @@ from typing import Any
 from privagrad._internal import validate
 from privagrad.torch.optimizer import PrivateOptimizer
 
+Factor = Callable[[int], float]
+
 
 class Schedule:
     """Multiplies one number of a private optimizer by `factor(k)` after the k-th `step()`.
@@ -26,9 +28,7 @@ class Schedule:
     """Whether a schedule that continues from `last_epoch` finds the first value in the optimizer,
     or the one that it had left there."""
 
-    def __init__(
-        self, optimizer: PrivateOptimizer, factor: Callable[[int], float], last_epoch: int = -1
-    ) -> None:
+    def __init__(self, optimizer: PrivateOptimizer, factor: Factor, last_epoch: int = -1) -> None:
         if not isinstance(optimizer, PrivateOptimizer):
             raise TypeError(
                 "Expected the optimizer that make_private returned, found "
@@ -82,11 +82,7 @@ class LambdaNoise(Schedule):
     attribute, restarts = "noise_multiplier", True
 
     def __init__(
-        self,
-        optimizer: PrivateOptimizer,
-        *,
-        noise_lambda: Callable[[int], float],
-        last_epoch: int = -1,
+        self, optimizer: PrivateOptimizer, *, noise_lambda: Factor, last_epoch: int = -1
     ) -> None:
         super().__init__(optimizer, noise_lambda, last_epoch)
 
@@ -109,10 +105,6 @@ class LambdaGradClip(Schedule):
     attribute, restarts = "max_grad_norm", True
 
     def __init__(
-        self,
-        optimizer: PrivateOptimizer,
-        *,
-        scheduler_function: Callable[[int], float],
-        last_epoch: int = -1,
+        self, optimizer: PrivateOptimizer, *, scheduler_function: Factor, last_epoch: int = -1
     ) -> None:
         super().__init__(optimizer, scheduler_function, last_epoch)

@@ -9,9 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from privagrad.torch.guards.owners import owners_of
-from privagrad.torch.guards.rows import RowOwners, row_layouts
-from privagrad.torch.guards.signatures import signature
+from privagrad.torch.guards.replay import Replay, run_again
 from privagrad.torch.guards.structure import map_tensors
 from privagrad.torch.guards.trace import (
     BatchTensor,
@@ -21,9 +19,10 @@ from privagrad.torch.guards.trace import (
     TraceNode,
     history,
     rows_stay_whole,
+    signature,
 )
 from privagrad.torch.guards.traced import TracedTensor
-from privagrad.torch.per_example.layout import Layout
+from privagrad.torch.per_example.layout import CLOSE, Layout, RowOwners, row_layouts
 from privagrad.torch.per_example.tape import ForwardPass
 
 
@@ -149,7 +148,7 @@ class BatchTracer:
         )
         key = (signature(steps, leaf.count), leaf.count)
         if not fixed or key not in self._owners:
-            found = owners_of(steps, leaf)
+            found = _owners_of(steps, leaf)
             if found is None:
                 return None
             self._owners[key] = RowOwners(found, leaf.count)
@@ -157,7 +156,11 @@ class BatchTracer:
 
     def was_written(self, value: Any) -> bool:
         """Whether something of a batch was written into the memory of a tensor."""
-        return isinstance(value, Tensor) and any(_same_memory(value, t()) for t in self._lost)
+        if not isinstance(value, Tensor) or not value.numel():
+            return False
+        lost = (tensor for reference in self._lost if (tensor := reference()) is not None)
+        memory = value.untyped_storage().data_ptr()
+        return any(tensor.untyped_storage().data_ptr() == memory for tensor in lost)
 
 
 class _Receipt(torch.autograd.Function):
@@ -175,11 +178,36 @@ class _Receipt(torch.autograd.Function):
         return gradient, None
 
 
-def _same_memory(a: Tensor, b: Tensor | None) -> bool:
-    if b is None or not a.numel():
-        return False
-    return a.untyped_storage().data_ptr() == b.untyped_storage().data_ptr()
-
-
 def _fits(tensor: Tensor, layout: Layout, count: int) -> bool:
     return tensor.dim() > layout.axis and (not count or tensor.shape[layout.axis] % count == 0)
+
+
+def _owners_of(steps: list[TraceNode], leaf: Output) -> Tensor | None:
+    """The example that each row of the last of `steps` (rows, classes, ...) belongs to.
+
+    Row r moves by J_r v with the outputs. Let v' be v times each example's number: of example i
+    alone a row moves by i times as much.
+    """
+    assert leaf.layout is not None
+    v = torch.randn(leaf.values.shape, generator=torch.Generator().manual_seed(0)).to(leaf.values)
+    view = Replay(leaf.count, range(leaf.count))
+    with torch._C.DisableTorchFunctionSubclass(), torch.enable_grad():
+        root = leaf.values.clone().requires_grad_()
+        values = {id(s): s.values for s in steps if isinstance(s, Leaf)} | {id(leaf): root}
+        rows = run_again(steps, values, view)
+        u = torch.zeros_like(rows, requires_grad=True)
+        # J v is the derivative of uᵀ J in u.
+        (back,) = torch.autograd.grad(rows, root, u, create_graph=True)
+        numbers = leaf.layout.numbers(leaf.values.shape, leaf.count).to(v)
+        moves = [
+            torch.autograd.grad(back, u, tangent, retain_graph=True)[0].double()
+            for tangent in (v, v * numbers)
+        ]
+    once, often = moves
+    largest, place = once.abs().max(1, keepdim=True)
+    owners = (often.gather(1, place) / once.gather(1, place)).squeeze(1).round()
+    error = (often - owners.unsqueeze(1) * once).abs()
+    if not bool((error <= CLOSE * largest * owners.unsqueeze(1).clamp(min=1.0)).all()):
+        return None
+    known = (largest > 0).all() & (owners >= 0).all() & (owners < leaf.count).all()
+    return owners.long() if bool(known) else None

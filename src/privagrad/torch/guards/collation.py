@@ -10,11 +10,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from privagrad.torch.guards.determinism import every_draw_at, random_state_kept, seed
-from privagrad.torch.guards.generators import ReachableGenerators
-from privagrad.torch.guards.rows import row_layouts
+from privagrad.torch.guards.determinism import (
+    ReachableGenerators,
+    every_draw_at,
+    random_state_kept,
+    seed,
+)
 from privagrad.torch.guards.structure import tensors_of
-from privagrad.torch.per_example.layout import ROUNDING, Layout, magnitudes, same
+from privagrad.torch.per_example.layout import ROUNDING, Layout, magnitudes, row_layouts, same
 
 _LOOKED_AT = 16
 _ROWS = 2

@@ -18,13 +18,16 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from privagrad.torch.guards.batch_tracer import BatchTracer
-from privagrad.torch.guards.constants import KnownConstants, refuse_unknown_constant
+from privagrad.torch.guards.constants import (
+    BatchFloat,
+    BatchInteger,
+    KnownConstants,
+    refuse_unknown_constant,
+)
 from privagrad.torch.guards.loss_check import ExpectedGradients, LossCheck, refuse_moving_rows
-from privagrad.torch.guards.numbers import BatchFloat, BatchInteger
 from privagrad.torch.guards.random_functions import is_random
 from privagrad.torch.guards.refusals import ADVICE, UnverifiedError
 from privagrad.torch.guards.separation import close_gradients
-from privagrad.torch.guards.signatures import signature
 from privagrad.torch.guards.structure import tensors_of
 from privagrad.torch.guards.trace import (
     BatchTensor,
@@ -34,6 +37,7 @@ from privagrad.torch.guards.trace import (
     Trace,
     TraceNode,
     history,
+    signature,
 )
 from privagrad.torch.guards.traced import TracedTensor, node_of
 from privagrad.torch.per_example.tape import Tape
@@ -213,15 +217,12 @@ class LossGuard(BatchTracer):
     def _check_trace(self, trace: Trace) -> None:
         """Refuse a loss in which an example's gradient depends on other examples."""
         refuse_moving_rows(_sides(trace), "the loss", rows_may_be_chosen=True)
-        self._refuse_numbers(trace)
-        self._expected += self._loss_check.expected_gradients(trace)
-
-    def _refuse_numbers(self, trace: Trace) -> None:
-        """Refuse numbers in a loss that Python has taken from the batch."""
         for step in trace:
             for value in step.constants:
+                # A number in the loss that Python has taken from the batch.
                 if _telling(value) and (source := self._numbers.get(float(value))) is not None:
                     refuse_moving_rows([source], f"a loss with the number {value}")
+        self._expected += self._loss_check.expected_gradients(trace)
 
 
 def _refuse_unknown_leaf(step: TraceNode) -> None:

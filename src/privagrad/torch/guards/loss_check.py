@@ -4,28 +4,21 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import replace
 
 from torch import Tensor
 
 from privagrad.torch.guards.determinism import random_state_kept
 from privagrad.torch.guards.means import mean_of_own_means
-from privagrad.torch.guards.padding import (
-    padded_examples,
-    same_gradient,
-    unpadded_rows,
-    without_padding,
-)
+from privagrad.torch.guards.padding import refuse_padding
 from privagrad.torch.guards.random_functions import Deterministic
-from privagrad.torch.guards.refusals import ADVICE, BROKEN, UnverifiedError, padding_matters
+from privagrad.torch.guards.refusals import ADVICE, BROKEN, UnverifiedError
 from privagrad.torch.guards.replay import Replay, batch_factors, example_sizes
 from privagrad.torch.guards.separation import (
     EXAMPLES,
     alone_gradients,
     constant_layouts,
     depends_on_others,
-    gradients_of,
     mixing_in,
 )
 from privagrad.torch.guards.trace import (
@@ -46,13 +39,7 @@ _SCALED = ({"multiple"}, {"inverse"}, {"multiple", "inverse"})
 
 
 class LossCheck:
-    """Runs traces of losses again, for some examples alone and with others beside them.
-
-    Parameters
-    ----------
-    reduction : {"mean", "sum"}
-        How the losses of examples are put together.
-    """
+    """Runs traces of losses again, for some examples alone and with others beside them."""
 
     def __init__(self, reduction: str) -> None:
         self.reduction = reduction
@@ -61,11 +48,8 @@ class LossCheck:
     def expected_gradients(self, trace: Trace) -> list[ExpectedGradients]:
         """Refuse a loss in which an example's gradient depends on other examples.
 
-        Returns
-        -------
-        list of list of (Output, int, Tensor)
-            The gradients of some examples alone; more than one list where constants of the loss
-            can be read in several ways.
+        Returns the gradients of some examples alone; more than one list of them where constants of
+        the loss can be read in several ways.
         """
         count = trace.n_examples
         expected: list[ExpectedGradients] = []
@@ -75,13 +59,13 @@ class LossCheck:
             for view in self._views(trace, examples):
                 try:
                     if _is_mean_of_rows(trace):
-                        _refuse_padding(trace, view, mean_of_rows=True)
+                        refuse_padding(trace, view, mean_of_rows=True)
                         few = replace(view, examples=examples[::2])
                         expected.append(alone_gradients(trace, few))
                         continue
                     found = mixing_in(trace, view, self.reduction)
                     if not found:
-                        _refuse_padding(trace, view)
+                        refuse_padding(trace, view)
                         return [alone_gradients(trace, view)]
                 except UnverifiedError as error:
                     problem = error
@@ -89,7 +73,11 @@ class LossCheck:
                 except BROKEN as error:
                     problem = problem or error
                     continue
-                problem = problem if isinstance(problem, UnverifiedError) else _mixing(found)
+                if not isinstance(problem, UnverifiedError):
+                    problem = UnverifiedError(
+                        "Expected a loss that is a sum or a mean over examples, found one in which "
+                        f"{found}: no bound on one example's influence would hold. {ADVICE}"
+                    )
         if expected:
             return expected
         if isinstance(problem, UnverifiedError):
@@ -139,44 +127,6 @@ def refuse_moving_rows(
                 "normaliser, a mixture, another order): the gradient of an example would "
                 f"change with the others. {ADVICE}"
             )
-
-
-def _refuse_padding(trace: Trace, view: Replay, mean_of_rows: bool = False) -> None:
-    """Refuse a loss that changes with the length that the batch is padded to."""
-    for example in padded_examples(trace.leaves):
-        padded = gradients_of(trace, replace(view, examples=[example]))
-        if mean_of_rows:
-            # A mean over each example's own rows: what is padded must not be among them.
-            cut = [tuple(map(slice, leaf.unpadded[example].shape)) for leaf in trace.leaves]
-            shorter = [g if g is None else g[own] for g, own in zip(padded, cut, strict=True)]
-            same = _same_gradients(trace, padded, shorter)
-        else:
-            views = without_padding(trace.leaves, example, view)
-            same = any(_same_without(trace, padded, other) for other in views)
-        if not same:
-            raise padding_matters("the loss")
-
-
-def _same_without(trace: Trace, padded: list[Tensor | None], view: Replay) -> bool:
-    """Whether gradients are the same without padding, where they can be computed."""
-    with suppress(*BROKEN):
-        return _same_gradients(trace, padded, gradients_of(trace, view, rows=unpadded_rows))
-    return False
-
-
-def _same_gradients(trace: Trace, padded: list[Tensor | None], own: list[Tensor | None]) -> bool:
-    return all(
-        same_gradient(a, b)
-        for leaf, a, b in zip(trace.leaves, padded, own, strict=True)
-        if isinstance(leaf, Output) and a is not None and b is not None
-    )
-
-
-def _mixing(reason: str) -> UnverifiedError:
-    return UnverifiedError(
-        f"Expected a loss that is a sum or a mean over examples, found one in which {reason}: no "
-        f"bound on one example's influence would hold. {ADVICE}"
-    )
 
 
 def _is_mean_of_rows(trace: Trace) -> bool:

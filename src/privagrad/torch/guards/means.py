@@ -16,8 +16,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn._reduction import legacy_get_string
 
-from privagrad.torch.guards.rows import RowOwners
 from privagrad.torch.guards.trace import rows_stay_whole
+from privagrad.torch.per_example.layout import RowOwners
 
 
 def _of_examples(func: Any, *args: Any, **kwargs: Any) -> tuple[Tensor, Any]:
@@ -86,8 +86,7 @@ def own_means(
         # One example has all rows, of however many there are.
         rows = owners.rows if owners.count > 1 else torch.zeros_like(target)
         counts = (target != options["ignore_index"]).to(losses.dtype)
-        own = torch.bincount(rows.reshape(-1), counts.reshape(-1), owners.count)
-        own = own.to(losses.dtype)
+        own = torch.bincount(rows.reshape(-1), counts.reshape(-1), owners.count).to(losses.dtype)
         share = torch.where(own > 0, 1 / (owners.count * own), 0.0)[rows]
     return losses, (losses * share).sum()
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor
 
+from privagrad.torch.guards.determinism import RunEffects
 from privagrad.torch.guards.recorder import Recorder
 from privagrad.torch.guards.refusals import UnverifiedError
 from privagrad.torch.guards.structure import tensors_of
@@ -29,27 +29,48 @@ class ObservedRun:
     """What a module does with some examples."""
 
     observed: list[ObservedTensor]
-    written: dict[str, Tensor]
     recorder: Recorder
-    random: bool
-    outside_torch: bool
+    effects: RunEffects
+
+    def refuse_difference(self, alone: ObservedRun, layouts: Layouts, place: int) -> None:
+        """Refuse other values for the example at `place` than it has alone."""
+        count = self.recorder.count
+        for a, b in zip(self.observed, alone.observed, strict=False):
+            layout = layouts.get(a.key)
+            if layout is None or a.key != b.key:
+                continue
+            own, other = layout.split(a.tensor, count)[place], b.tensor
+            if b.tensor.dim() == a.tensor.dim():
+                other = layout.split(b.tensor, 1)[0]
+            if own.shape == other.shape and not same(own, other, ROUNDING):
+                raise mixed(a.name)
 
 
 @dataclass(frozen=True)
 class LearnedLayouts:
     """Where a pass has its examples, and which of its calls may move them to other rows."""
 
-    layouts: Layouts
-    moving: frozenset[int]
+    layouts: Layouts = field(default_factory=dict)
+    moving: frozenset[int] = frozenset()
     alone: tuple[tuple[int, ObservedRun], ...] = ()
+
+    @classmethod
+    def of(
+        cls, together: ObservedRun, examples: list[int], alone: list[ObservedRun]
+    ) -> LearnedLayouts:
+        """What `examples` together and each of them alone tell; nothing if there is but one."""
+        if len(examples) == 1:
+            return cls()
+        seen = tuple(zip(examples, alone, strict=True))
+        return cls(_match(together, alone), _moving_calls(together, alone), seen)
 
     @property
     def random(self) -> bool:
-        return any(one.random for _, one in self.alone)
+        return any(one.effects.random for _, one in self.alone)
 
     @property
     def outside_torch(self) -> bool:
-        return any(one.outside_torch for _, one in self.alone)
+        return any(one.effects.outside_torch for _, one in self.alone)
 
     def refuse_other_outputs(self, outputs: Any, count: int) -> None:
         """Refuse a pass of the whole batch with other outputs for examples than those alone have.
@@ -79,23 +100,7 @@ class LearnedLayouts:
                 )
 
 
-def refuse_difference(
-    several: ObservedRun, alone: ObservedRun, layouts: Layouts, place: int
-) -> None:
-    """Refuse other values for the example at `place` among several than it has alone."""
-    count = several.recorder.count
-    for a, b in zip(several.observed, alone.observed, strict=False):
-        layout = layouts.get(a.key)
-        if layout is None or a.key != b.key:
-            continue
-        own, other = layout.split(a.tensor, count)[place], b.tensor
-        if b.tensor.dim() == a.tensor.dim():
-            other = layout.split(b.tensor, 1)[0]
-        if own.shape == other.shape and not same(own, other, ROUNDING):
-            raise mixed(a.name)
-
-
-def match(together: ObservedRun, alone: list[ObservedRun]) -> Layouts:
+def _match(together: ObservedRun, alone: list[ObservedRun]) -> Layouts:
     """The layout of everything observed."""
     count = len(alone)
     for one in alone:
@@ -108,9 +113,14 @@ def match(together: ObservedRun, alone: list[ObservedRun]) -> Layouts:
     for place, several in enumerate(together.observed):
         singles = [(position, one.observed[place]) for position, one in enumerate(alone)]
         layout = learned_layout(several, singles, count)
-        if layout is None:
-            _refuse_shared(several, [one for _, one in singles])
-        elif several.axis is not None and layout.axis != several.axis:
+        if layout is None and several.leading and not several.shared:
+            raise MixedExamplesError(
+                f"Expected {several.name} to work on the examples of the batch, found an input of "
+                f"shape {tuple(several.tensor.shape)} that is the same for every batch: its "
+                "gradient cannot be told apart by example. Repeat its input for every example, for "
+                "instance with expand(batch_size, ...)."
+            )
+        if layout is not None and several.axis not in (None, layout.axis):
             raise MixedExamplesError(
                 f"Expected the examples in dimension {several.axis} of the input of "
                 f"{several.name}, found them in dimension {layout.axis}: see batch_first."
@@ -119,7 +129,7 @@ def match(together: ObservedRun, alone: list[ObservedRun]) -> Layouts:
     return layouts
 
 
-def moving_calls(together: ObservedRun, alone: list[ObservedRun]) -> frozenset[int]:
+def _moving_calls(together: ObservedRun, alone: list[ObservedRun]) -> frozenset[int]:
     """The calls that index a dimension which has the examples, by their place."""
     several, single = together.recorder.moves, alone[0].recorder.moves
     if len(several) != len(single):
@@ -128,21 +138,10 @@ def moving_calls(together: ObservedRun, alone: list[ObservedRun]) -> frozenset[i
     return frozenset(place for place, (a, b) in pairs if a.sizes != b.sizes)
 
 
-def _refuse_shared(several: ObservedTensor, alone: list[ObservedTensor]) -> None:
-    """Refuse what has no examples where a layer needs them, or differs from example to example."""
-    if several.leading and not several.shared:
-        raise MixedExamplesError(
-            f"Expected {several.name} to work on the examples of the batch, found an input of "
-            f"shape {tuple(several.tensor.shape)} that is the same for every batch: its gradient "
-            "cannot be told apart by example. Repeat its input for every example, for instance "
-            "with expand(batch_size, ...)."
-        )
-
-
 def refuse_memory(runs: list[ObservedRun]) -> None:
     """Refuse buffers into which a pass writes what depends on its examples."""
-    first = runs[0].written
-    for other in (run.written for run in runs[1:]):
+    first = runs[0].effects.written
+    for other in (run.effects.written for run in runs[1:]):
         for name in first.keys() | other.keys():
             a, b = first.get(name), other.get(name)
             if a is None or b is None or not torch.equal(a, b):

@@ -149,8 +149,7 @@ def _softmax(func: Any, args: Any, kwargs: Any) -> Any:
     return (args[0] if args else kwargs["logits"]).softmax(kwargs.get("dim", -1))
 
 
-_Replacement = Callable[[Any, Any, Any], Any]
-_REPLACED: dict[str, _Replacement] = {
+_REPLACED: dict[str, Callable[[Any, Any, Any], Any]] = {
     **dict.fromkeys(
         ("dropout", "dropout_", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout",
          "alpha_dropout_", "feature_dropout", "feature_dropout_", "feature_alpha_dropout",

@@ -65,8 +65,14 @@ class Recorder(TorchFunctionMode):
     def layer(self, module: nn.Module, *given: Any) -> Iterator[None]:
         """A call of a layer."""
         self._calls.append((id(module), *map(self._constant, given)))
-        if not isinstance(module, nn.RNNBase):
-            self._refuse_packed(module, given)
+        # Masks and the like come later.
+        first = given[0] if given and not isinstance(module, nn.RNNBase) else None
+        if isinstance(first, Tensor) and first.dim() and first.shape[0] in self.packed:
+            raise ValueError(
+                f"Expected the examples in a dimension of the input of {type(module).__name__}, "
+                "found the rows of packed sequences of different lengths: they cannot be told "
+                "apart by example. Pad the sequences before this layer (pad_packed_sequence)."
+            )
         if self.quiet:
             with torch._C.DisableTorchFunction():
                 yield
@@ -173,17 +179,6 @@ class Recorder(TorchFunctionMode):
             and len(own) == self.count
             and torch.equal(own.cpu().long(), torch.arange(self.count))
         )
-
-    def _refuse_packed(self, module: nn.Module, given: Any) -> None:
-        # Masks and the like come later.
-        for value in given[:1]:
-            if isinstance(value, Tensor) and value.dim() and value.shape[0] in self.packed:
-                raise ValueError(
-                    f"Expected the examples in a dimension of the input of "
-                    f"{type(module).__name__}, found the rows of packed sequences of different "
-                    "lengths: they cannot be told apart by example. Pad the sequences before this "
-                    "layer (pad_packed_sequence)."
-                )
 
 
 def _packing(depth: int) -> str:

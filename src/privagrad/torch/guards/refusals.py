@@ -19,6 +19,15 @@ class UnverifiedError(RuntimeError):
 class UntriedError(UnverifiedError):
     """A module that cannot be run on a few examples alone."""
 
+    def __init__(self, error: Exception) -> None:
+        super().__init__(
+            "Expected a module that runs on a few examples of the batch, and on one alone, so that "
+            f"it can be verified; found {type(error).__name__}: {error}. Let the module take any "
+            "number of examples in its inputs' first dimension (or set batch_first). If you vouch "
+            "yourself that it treats every example by itself, pass verify=False to make_private."
+        )
+        self.__cause__ = error
+
 
 def padding_matters(what: str) -> UnverifiedError:
     return UnverifiedError(
@@ -27,14 +36,3 @@ def padding_matters(what: str) -> UnverifiedError:
         "of a batch would change the gradients of all others. Mask what is padded, divide by each "
         "example's own length, or pad all rows to one public length."
     )
-
-
-def untried(error: Exception) -> UntriedError:
-    reason = UntriedError(
-        "Expected a module that runs on a few examples of the batch, and on one alone, so that it "
-        f"can be verified; found {type(error).__name__}: {error}. Let the module take any number "
-        "of examples in its inputs' first dimension (or set batch_first). If you vouch yourself "
-        "that it treats every example by itself, pass verify=False to make_private."
-    )
-    reason.__cause__ = error
-    return reason

@@ -12,9 +12,8 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from privagrad.torch.guards.rows import RowOwners
 from privagrad.torch.guards.trace import Leaf, TraceNode
-from privagrad.torch.per_example.layout import Layout
+from privagrad.torch.per_example.layout import Layout, RowOwners
 
 SHAPES = frozenset(
     {"view", "reshape", "expand", "repeat", "unflatten", "new_zeros", "new_ones", "new_full",

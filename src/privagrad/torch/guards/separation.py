@@ -7,7 +7,8 @@ import math
 import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -16,9 +17,8 @@ from privagrad.torch.guards.determinism import normals, random_state_kept, seed
 from privagrad.torch.guards.random_functions import Deterministic
 from privagrad.torch.guards.refusals import BROKEN
 from privagrad.torch.guards.replay import Replay, run_again
-from privagrad.torch.guards.rows import row_layouts
 from privagrad.torch.guards.trace import Leaf, Output, SeparateLoss, Trace, TraceNode, history
-from privagrad.torch.per_example.layout import ROUNDING, Layout, magnitudes, same
+from privagrad.torch.per_example.layout import ROUNDING, Layout, magnitudes, row_layouts, same
 
 EXAMPLES = 4
 _CHANGES = (0.0, 1.0, 10.0)
@@ -28,34 +28,6 @@ _STRANGE = (0, 1, -1, -100, 7, float("nan"))
 """Values that no batch may have had so far, such as marks of padding and of what is missing."""
 
 _GUESSES = 12
-
-
-@dataclass(frozen=True)
-class Changes:
-    """Other values for the examples that are not kept.
-
-    Attributes
-    ----------
-    kept : sequence of bool
-        Which examples stay as they are.
-    noise : float
-        Noise on outputs, over their size.
-    strange : float or None
-        A value for tensors of the batch; None: they stay as they are.
-    """
-
-    kept: Sequence[bool]
-    noise: float = 0.0
-    strange: float | None = None
-
-    def applied_to(self, leaf: Leaf, rows: Tensor) -> Tensor:
-        if isinstance(leaf, Output) and rows.is_floating_point():
-            return _disturbed(leaf, rows, self.kept, self.noise)
-        if isinstance(leaf, SeparateLoss):
-            return rows + self.noise
-        if self.strange is not None and leaf.layout is not None:
-            return _changed(leaf, rows, self.kept, self.strange)
-        return rows
 
 
 def constant_layouts(trace: Trace, count: int) -> list[dict[int, Layout]]:
@@ -74,11 +46,7 @@ def constant_layouts(trace: Trace, count: int) -> list[dict[int, Layout]]:
     return [*(guess for guess in distinct[: _GUESSES - 1] if guess), {}]
 
 
-def mixing_in(
-    trace: Trace,
-    view: Replay,
-    reduction: str,
-) -> str:
+def mixing_in(trace: Trace, view: Replay, reduction: str) -> str:
     """How an example's gradient depends on other examples; empty if it does not."""
     examples, size = view.examples, len(view.examples)
     together = gradients_of(trace, view)
@@ -96,11 +64,12 @@ def mixing_in(
                 exact = leaf.layout.split(one, 1)[0]
                 if not close_gradients(own * factor, exact):
                     return _wrong_share(own, exact, reduction, size)
-    changes = [*((change, None) for change in _CHANGES), *((0.0, s) for s in _STRANGE)]
-    for kept, (change, strange) in itertools.product(_halves(size), changes):
+    changes = [*((noise, None) for noise in _CHANGES), *((0.0, s) for s in _STRANGE)]
+    for kept, (noise, strange) in itertools.product(_halves(size), changes):
         others = replace(view, examples=_others(examples, kept, view.count))
         try:
-            after = gradients_of(trace, others, Changes(kept, change, strange))
+            rows_of = partial(_disturbed, kept=kept, noise=noise, strange=strange)
+            after = gradients_of(trace, others, rows_of)
         except BROKEN:
             # Such as probabilities that noise has made larger than 1, or a class that is none.
             continue
@@ -142,29 +111,16 @@ def alone_gradients(trace: Trace, view: Replay) -> list[tuple[Output, int, Tenso
     ]
 
 
+def _usual(leaf: Leaf, view: Replay) -> Tensor:
+    return leaf.rows(view.examples)
+
+
 def gradients_of(
-    trace: Trace,
-    view: Replay,
-    changes: Changes | None = None,
-    rows: Callable[[Leaf, Replay], Tensor] = lambda leaf, view: leaf.rows(view.examples),
+    trace: Trace, view: Replay, rows: Callable[[Leaf, Replay], Tensor] = _usual
 ) -> list[Tensor | None]:
-    """Of the loss of some examples in the outputs.
+    """The gradients of the loss of some examples, one for each leaf; None where it has none.
 
-    Parameters
-    ----------
-    trace : Trace
-        Of the loss.
-    view : Replay
-        Which examples, and how constants are read.
-    changes : Changes, optional
-        To the values of other examples.
-    rows : callable of Leaf and Replay
-        The values that a leaf has for the examples.
-
-    Returns
-    -------
-    list of Tensor or None
-        One for each leaf; None where it has no gradient.
+    `rows` gives the values that a leaf has for the examples.
     """
     seed()
     values: dict[int, Tensor] = {}
@@ -172,8 +128,6 @@ def gradients_of(
     with torch.enable_grad():
         for leaf in trace.leaves:
             own = rows(leaf, view)
-            if changes is not None:
-                own = changes.applied_to(leaf, own)
             if leaf.differentiable:
                 own = own.detach().requires_grad_()
                 roots.append(own)
@@ -183,14 +137,27 @@ def gradients_of(
     return [next(found) if leaf.differentiable else None for leaf in trace.leaves]
 
 
-def _disturbed(leaf: Leaf, rows: Tensor, kept: Sequence[bool], change: float) -> Tensor:
-    if leaf.layout is None or not change:
+def _disturbed(
+    leaf: Leaf, view: Replay, kept: Sequence[bool], noise: float, strange: float | None
+) -> Tensor:
+    """The rows of a leaf, with other values for the examples that are not kept.
+
+    Outputs get noise, over their size; tensors of the batch a strange value, if there is one.
+    """
+    rows, layout = leaf.rows(view.examples), leaf.layout
+    if isinstance(leaf, SeparateLoss):
+        return rows + noise
+    if layout is None:
         return rows
-    parts = leaf.layout.split(rows, len(kept)).clone()
+    if not (isinstance(leaf, Output) and rows.is_floating_point()):
+        return rows if strange is None else _changed(leaf, rows, kept, strange)
+    if not noise:
+        return rows
+    parts = layout.split(rows, len(kept)).clone()
     size = rows.std() + rows.abs().mean() + 1e-3 if rows.numel() > 1 else rows.abs().mean() + 1e-3
     others = ~torch.tensor(kept)
-    parts[others] += change * size * normals(parts[others].shape).to(rows)
-    return leaf.layout.join(parts)
+    parts[others] += noise * size * normals(parts[others].shape).to(rows)
+    return layout.join(parts)
 
 
 def _halves(count: int) -> Iterator[list[bool]]:
@@ -241,10 +208,6 @@ def _changed_rows(trace: Trace, view: Replay, rows_may_be_chosen: bool) -> bool 
             return True
         decided = False if results else decided
     return decided
-
-
-def _usual(leaf: Leaf, view: Replay) -> Tensor:
-    return leaf.rows(view.examples)
 
 
 def _with_missing(leaf: Leaf, view: Replay) -> Tensor:

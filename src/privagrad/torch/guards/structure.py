@@ -81,12 +81,8 @@ def _twin(leaf: Any, twins: dict[int, Any], mapped: Callable[[Any], Any]) -> Any
 
 def _put(twin: Any, key: Any, part: Any) -> None:
     # A method of its own may do more, or refuse.
-    if isinstance(twin, dict):
-        dict.__setitem__(twin, key, part)
-    elif isinstance(twin, list):
-        list.__setitem__(twin, key, part)
-    else:
-        twin[key] = part
+    kind: Any = next((base for base in (dict, list) if isinstance(twin, base)), type(twin))
+    kind.__setitem__(twin, key, part)
 
 
 def _set_attributes(twin: Any, attributes: Iterable[tuple[str, Any]]) -> None:

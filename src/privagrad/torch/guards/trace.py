@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten
 
-from privagrad.torch.per_example.layout import Layout
+from privagrad.torch.per_example.layout import Layout, RowOwners, row_layouts
 
 
 class TraceNode:
@@ -36,10 +36,13 @@ class TraceNode:
         self.made = None
 
     @property
+    def given(self) -> list[Any]:
+        """What the function was given: `sources` and `constants`."""
+        return tree_flatten(self.made[1:])[0] if self.made else []
+
+    @property
     def sources(self) -> list[TraceNode]:
-        if self.made is None:
-            return []
-        return [x for x in tree_flatten(self.made[1:])[0] if isinstance(x, TraceNode)]
+        return [x for x in self.given if isinstance(x, TraceNode)]
 
     @property
     def name(self) -> str:
@@ -47,9 +50,7 @@ class TraceNode:
 
     @property
     def constants(self) -> list[Any]:
-        if self.made is None:
-            return []
-        return [x for x in tree_flatten(self.made[1:])[0] if not isinstance(x, TraceNode)]
+        return [x for x in self.given if not isinstance(x, TraceNode)]
 
 
 class Leaf(TraceNode):
@@ -64,14 +65,6 @@ class Leaf(TraceNode):
         self.made, self.differentiable = (), graded
         self.values, self.count, self.layout = values, count, layout
         self.unpadded: dict[int, Tensor] = {}
-
-    @property
-    def sources(self) -> list[TraceNode]:
-        return []
-
-    @property
-    def constants(self) -> list[Any]:
-        return []
 
     def rows(self, examples: Sequence[int]) -> Tensor:
         """The values of some examples, as if they were the batch."""
@@ -166,3 +159,45 @@ def chooses(step: TraceNode) -> bool:
     return step.name in ("nonzero", "unique", "masked_select", "bincount") or (
         step.name == "__getitem__" and len(step.sources) > 1
     )
+
+
+def signature(
+    steps: list[TraceNode], count: int, constants: bool = True, rows: bool = False
+) -> int:
+    """Equal for traces that do the same with another number of examples.
+
+    With `constants` they also have the same constants; with `rows`, also those constants that have
+    as many rows as there are examples.
+    """
+    numbers = {id(step): number for number, step in enumerate(steps)}
+
+    def summary(x: Any) -> Any:
+        if isinstance(x, TraceNode):
+            return ("node", numbers[id(x)])
+        if isinstance(x, Tensor):
+            compared = constants and (rows or next(row_layouts(x.shape, count), None) is None)
+            return ("tensor", x.dim(), digest(x) if compared else None)
+        if isinstance(x, int | float) and not constants:
+            return "number"
+        if isinstance(x, int) and not isinstance(x, bool) and x and x % count == 0:
+            return ("of the batch", x // count)
+        return repr(x) if not isinstance(x, RowOwners) else "owners"
+
+    parts: list[Any] = []
+    for step in steps:
+        if isinstance(step, Leaf):
+            sizes = tuple(summary(n) for n in step.values.shape)
+            parts.append((type(step).__name__, step.layout, sizes))
+        else:
+            given = tuple(map(summary, step.given))
+            parts.append((step.name, given, step.place, step.written, step.chosen))
+    return hash(tuple(parts))
+
+
+def digest(value: Any) -> Any:
+    """Something that tells constants with other values apart."""
+    if not isinstance(value, Tensor):
+        return repr(value)
+    flat = value.detach().reshape(-1).double()
+    weights = torch.arange(1, len(flat) + 1, dtype=torch.float64, device=flat.device).sqrt()
+    return float(flat.nan_to_num(7.0) @ weights)

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
+from privagrad.torch.guards.constants import of_batch
 from privagrad.torch.guards.means import MEANS
-from privagrad.torch.guards.numbers import of_batch
 from privagrad.torch.guards.trace import TraceNode, chooses, history
 
 
@@ -92,7 +92,8 @@ class _Call:
         if func in _NUMBERS:
             guard.escaped(result, self.nodes[0])
             return of_batch(result) if func in _MARKED else result
-        if func in _READS or (func in _SIZES and _chosen(self.nodes[0])):
+        # The size of a value is of the batch where the data say how many rows it has.
+        if func in _READS or (func in _SIZES and any(map(chooses, history(self.nodes[0])))):
             guard.read()
             return result
         traced = [
@@ -137,11 +138,6 @@ def _own_target(func: Any, given: list[Any], nodes: list[Any]) -> Tensor | None:
     if not (writes and given and isinstance(given[0], Tensor) and nodes[0] is None):
         return None
     return given[0].detach().clone() if any(nodes) else None
-
-
-def _chosen(node: TraceNode | None) -> bool:
-    """Whether a value has as many rows as the data say."""
-    return node is not None and any(chooses(step) for step in history(node))
 
 
 def node_of(tensor: Any) -> TraceNode | None:

@@ -9,31 +9,14 @@ from dataclasses import replace
 from typing import Any
 
 from torch import Tensor, nn
+from torch.utils._pytree import tree_unflatten
 
 from privagrad.torch.guards.module_runs import ModuleRuns
-from privagrad.torch.guards.observed import (
-    Layouts,
-    LearnedLayouts,
-    ObservedRun,
-    match,
-    moving_calls,
-    refuse_difference,
-    refuse_memory,
-)
-from privagrad.torch.guards.padding import (
-    padded_examples,
-    same_outputs_but_for_padding,
-    unpadded_inputs,
-)
+from privagrad.torch.guards.observed import Layouts, LearnedLayouts, ObservedRun, refuse_memory
+from privagrad.torch.guards.padding import padded_examples, same_outputs_but_for_padding, unpadded
 from privagrad.torch.guards.random_functions import RandomDraws
 from privagrad.torch.guards.recorder import Recorder
-from privagrad.torch.guards.refusals import (
-    BROKEN,
-    UntriedError,
-    UnverifiedError,
-    padding_matters,
-    untried,
-)
+from privagrad.torch.guards.refusals import BROKEN, UntriedError, UnverifiedError, padding_matters
 from privagrad.torch.guards.structure import tensors_of
 from privagrad.torch.guards.trace import history
 from privagrad.torch.guards.traced import node_of, untraced
@@ -125,10 +108,13 @@ class ModuleGuard:
         if not examples:
             return alone
         padded = tensors_of(self._runs.outputs(untraced(inputs), count, layouts, drawn))
+        given, structure = input_leaves(inputs)
         for example in examples:
-            for own in unpadded_inputs(inputs, self._axes or (), count, example):
+            single = input_leaves(take(untraced(inputs), self._axes or (), [example]))[0]
+            for own in unpadded(given, single, count, example):
                 with suppress(*BROKEN):
-                    found = tensors_of(self._runs.outputs(own, 1, layouts, drawn))
+                    alone_inputs = tree_unflatten(own, structure)
+                    found = tensors_of(self._runs.outputs(alone_inputs, 1, layouts, drawn))
                     if same_outputs_but_for_padding(padded, found, layouts, count, example):
                         alone[example] = found
                         break
@@ -161,9 +147,9 @@ class ModuleGuard:
             except UnverifiedError as error:
                 problem = problem or error
             except BROKEN as error:
-                problem = problem or untried(error)
+                problem = problem or UntriedError(error)
         if not self.verify:
-            return LearnedLayouts({}, frozenset())
+            return LearnedLayouts()
         assert problem is not None
         raise problem
 
@@ -175,11 +161,7 @@ class ModuleGuard:
         single = [take(inputs, axes, [example]) for example in examples]
         several = self._runs.observe(together, len(examples))
         alone = [self._runs.observe(one, 1) for one in single]
-        if len(examples) == 1:
-            found = LearnedLayouts({}, frozenset())
-        else:
-            seen = tuple(zip(examples, alone, strict=True))
-            found = LearnedLayouts(match(several, alone), moving_calls(several, alone), seen)
+        found = LearnedLayouts.of(several, examples, alone)
         if self.verify:
             refuse_memory([several, *alone])
             if thorough:
@@ -215,6 +197,6 @@ class ModuleGuard:
             except BROKEN:
                 continue
             for place, own in enumerate(values):
-                refuse_difference(beside, alone[own], layouts, place)
+                beside.refuse_difference(alone[own], layouts, place)
             if len(values) == len(alone):
                 return

@@ -49,8 +49,7 @@ class PerExampleGradient(ABC):
 
     def squared_norms(self, scale: Scale) -> Tensor:
         """Σ_jk C_jk g_ijk² for each example, (b,)."""
-        parts = [scale.squared_norms(g) for g in self.chunks()]
-        return torch.cat(parts)
+        return torch.cat([scale.squared_norms(g) for g in self.chunks()])
 
     def sum_of_squares(self) -> Tensor:
         """Σ_i g_i², (m, n)."""
@@ -87,6 +86,10 @@ class PerExampleGradient(ABC):
         return as_matrix(self.parameter)[self.part].numel()
 
 
+Gradients = Iterator[PerExampleGradient]
+"""What the backward pass of a layer yields."""
+
+
 class DenseGradient(PerExampleGradient):
     """Gradients that are held: of biases, gains, and modules without a layer of their own."""
 
@@ -119,17 +122,6 @@ class OuterProductGradient(PerExampleGradient):
         super().__init__(parameter, inputs.shape[0], part)
         kind = torch.promote_types(accurate(inputs).dtype, accurate(gradients).dtype)
         self.inputs, self.gradients = inputs.to(kind), gradients.to(kind)
-
-    @classmethod
-    def joined(cls, gradients: Sequence[OuterProductGradient]) -> OuterProductGradient:
-        """The sum of gradients of the same rows and examples: their terms one after the other."""
-        first = gradients[0]
-        return cls(
-            first.parameter,
-            torch.cat([own.inputs for own in gradients], 1),
-            torch.cat([own.gradients for own in gradients], 1),
-            first.part,
-        )
 
     def examples(self, start: int, stop: int) -> Tensor:
         return torch.bmm(self.gradients[start:stop].transpose(1, 2), self.inputs[start:stop])
@@ -215,11 +207,7 @@ class RowLookupGradient(PerExampleGradient):
     """Rows looked up by `index` (b, T), with gradients d (b, T, n); repeated rows are summed."""
 
     def __init__(
-        self,
-        parameter: Tensor,
-        index: Tensor,
-        gradients: Tensor,
-        ignored: int | None = None,
+        self, parameter: Tensor, index: Tensor, gradients: Tensor, ignored: int | None = None
     ) -> None:
         super().__init__(parameter, index.shape[0])
         rows = parameter.shape[0]
@@ -242,8 +230,7 @@ class RowLookupGradient(PerExampleGradient):
         return of_rows.new_zeros(self.count).index_add_(0, self.owners, of_rows)
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
-        weighted = self.gradients * weights.to(self.gradients.dtype)[self.owners, None]
-        return self._sum(weighted)
+        return self._sum(self.gradients * weights.to(self.gradients.dtype)[self.owners, None])
 
     def sum_of_squares(self) -> Tensor:
         return self._sum(self.gradients.square())
@@ -305,5 +292,8 @@ def without_overlap(gradients: Sequence[PerExampleGradient]) -> list[PerExampleG
         return list(gradients)
     outers = [own for own in gradients if type(own) is OuterProductGradient]
     if len(outers) == len(gradients) and len(set(parts)) == 1:
-        return [OuterProductGradient.joined(outers)]
+        # Their terms one after the other.
+        inputs = torch.cat([own.inputs for own in outers], 1)
+        joined = torch.cat([own.gradients for own in outers], 1)
+        return [OuterProductGradient(outers[0].parameter, inputs, joined, outers[0].part)]
     return [SummedGradient(gradients)]

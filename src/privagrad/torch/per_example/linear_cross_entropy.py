@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -12,11 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from privagrad._internal import validate
-from privagrad.torch.per_example.gradients import (
-    DenseGradient,
-    OuterProductGradient,
-    PerExampleGradient,
-)
+from privagrad.torch.per_example.gradients import DenseGradient, Gradients, OuterProductGradient
 from privagrad.torch.per_example.layers._registry import layer
 from privagrad.torch.per_example.layers.linear import projected
 from privagrad.torch.per_example.tape import Tape
@@ -140,7 +135,7 @@ class _Fused(torch.autograd.Function):
             db = None if module.bias is None else (d.sum(1) * shares[:, 0]).sum(0)
             return None, None, dx, None, dw, db
 
-        def per_example(_: Tensor) -> Iterator[PerExampleGradient]:
+        def per_example(_: Tensor) -> Gradients:
             outer = OuterProductGradient(module.weight, inputs, d)
             outer.buffer = borrowed
             yield outer

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ GradientsOf = Callable[[Tensor], Iterable[PerExampleGradient]]
 """From the gradient of a layer's output to the per-example gradients of its parameters."""
 
 
+@dataclass
 class ForwardPass:
     """One forward pass: how many examples it has, and where they are at each layer.
 
@@ -26,11 +28,11 @@ class ForwardPass:
     `losses` are those that layers have made of each example's own terms, with their reduction.
     """
 
-    def __init__(self, count: int, layouts: dict[object, Layout | None]) -> None:
-        self.count, self.layouts = count, layouts
-        self.open = True
-        self.early: dict[object, Layout | None] = {}
-        self.losses: list[tuple[Tensor, str]] = []
+    count: int
+    layouts: dict[object, Layout | None]
+    open: bool = True
+    early: dict[object, Layout | None] = field(default_factory=dict)
+    losses: list[tuple[Tensor, str]] = field(default_factory=list)
 
     @property
     def guessed_wrong(self) -> bool:
@@ -78,24 +80,23 @@ class Tape:
         self._backward: int | None = None
         self._examples = 0
 
-    def is_inside_layer(self) -> bool:
-        return self.layers_entered > 0
-
-    def trains(self, *parameters: Tensor | None) -> bool:
-        return any(id(parameter) in self._names for parameter in parameters)
+    def trains(self, parameter: Tensor | None) -> bool:
+        return id(parameter) in self._names
 
     @contextmanager
     def passing(
-        self, count: int, layouts: dict[object, Layout | None] | None = None
+        self, count: int, layouts: dict[object, Layout | None] | None = None, recorder: Any = None
     ) -> Iterator[ForwardPass]:
-        """A forward pass of `count` examples."""
+        """A forward pass of `count` examples, which the recorder sees, if there is one."""
         self.current = ForwardPass(count, layouts or {})
-        self.open = True
+        self.open, self.recorder = True, recorder
         self._calls.clear()
         try:
-            yield self.current
+            with recorder or nullcontext():
+                yield self.current
         finally:
             self.open = self.current.open = False
+            self.recorder = None
 
     @contextmanager
     def aside(self) -> Iterator[None]:
@@ -171,11 +172,11 @@ class Tape:
 
     def receive(self, count: int, per_example: GradientsOf, gradient: Tensor) -> None:
         """Take what a backward pass brings for a forward pass of `count` examples."""
-        self._begin(count)
+        self._refuse_other_passes(count)
         if count:
             self._gradients.extend(g for g in per_example(gradient) if self.trains(g.parameter))
 
-    def _begin(self, count: int) -> None:
+    def _refuse_other_passes(self, count: int) -> None:
         backward = torch._C._current_graph_task_id()
         if self.guarded and not self.loss_seen:
             raise RuntimeError(
@@ -207,8 +208,8 @@ class Tape:
                 f"passes of {self._examples} and {count}."
             )
 
-    def note_stray(self, name: str) -> None:
-        """A gradient has reached a parameter past its layer."""
+    def note_stray(self, name: str, gradient: Tensor) -> None:
+        """A gradient has reached a parameter itself, past its layer: those of examples never do."""
         self._strays[name] = torch._C._current_graph_task_id()
 
     def collect(self) -> tuple[int, dict[str, list[PerExampleGradient]]]:

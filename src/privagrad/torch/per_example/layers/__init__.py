@@ -1,4 +1,4 @@
-"""One short file per layer: its forward pass, and the per-example gradients it leaves."""
+"""One short file per kind of layer: its forward pass, and the per-example gradients it leaves."""
 
 from __future__ import annotations
 
@@ -8,30 +8,21 @@ from privagrad.torch.per_example.layers import (
     attention,
     convolution,
     embedding,
-    embedding_bag,
-    gru,
     linear,
-    lstm,
     normalization,
-    rnn,
+    recurrent,
 )
-from privagrad.torch.per_example.layers._registry import LAYERS, Layer, layer
+from privagrad.torch.per_example.layers._registry import LAYERS, Layer
 from privagrad.torch.per_example.layers.anything import anything
 
 __all__ = [
-    "LAYERS",
-    "Layer",
     "attention",
     "convolution",
     "embedding",
-    "embedding_bag",
-    "gru",
-    "layer",
     "layer_of",
     "linear",
-    "lstm",
     "normalization",
-    "rnn",
+    "recurrent",
 ]
 
 

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from operator import itemgetter
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
-from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
-from privagrad.torch.per_example.gradients import DenseGradient, PerExampleGradient
+from privagrad.torch.guards.refusals import UnverifiedError
+from privagrad.torch.per_example.gradients import DenseGradient, Gradients
 from privagrad.torch.per_example.layout import Layout
 from privagrad.torch.per_example.tape import Tape
 
@@ -57,32 +59,28 @@ def anything(tape: Tape, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
     chosen = [
         at.split(x, tape.count) for at, x in zip(found, leaves, strict=True) if at is not None
     ]
-    results = iter(_one_by_one(one, parameters, chosen))
-    joined = [_joined(tape, module, next(results)) if c is None else c for c in constants]
-    return tree_unflatten(joined, forms[0])
-
-
-def _one_by_one(
-    one: Callable[..., list[Tensor]], parameters: dict[str, Tensor], values: list[Tensor]
-) -> list[Tensor]:
-    """The results of all examples, stacked."""
-    if not values:
+    if not chosen:
         raise ValueError(
             "Expected a module with parameters of its own to work on the examples of the batch, "
             "found inputs that are the same for every batch: its gradient cannot be told apart by "
             "example. Give it an input that has the examples, for instance expanded to them."
         )
-    axes = (dict.fromkeys(parameters, 0), [0] * len(values))
+    results = iter(one_by_one(one, parameters, chosen))
+    joined = [_joined(tape, module, next(results)) if c is None else c for c in constants]
+    return tree_unflatten(joined, forms[0])
+
+
+def one_by_one(one: Callable[..., Any], *stacked: Any) -> Any:
+    """The results of `one` for all examples, which are first in every tensor; stacked."""
     try:
-        stacked: list[Tensor] = vmap(one, in_dims=axes, randomness="different")(parameters, values)
+        return vmap(one, randomness="different")(*stacked)
+    except UnverifiedError:
+        raise
     except RuntimeError:
         # Such as branches that depend on values, which vmap cannot take.
-        results = [
-            one({n: p[i] for n, p in parameters.items()}, [v[i] for v in values])
-            for i in range(len(values[0]))
-        ]
-        stacked = [torch.stack(parts) for parts in zip(*results, strict=True)]
-    return stacked
+        examples = range(len(tree_leaves(stacked)[0]))
+        results = [one(*tree_map(itemgetter(i), stacked)) for i in examples]
+        return tree_map(lambda *parts: torch.stack(parts), *results)
 
 
 def _observe(tape: Tape, module: nn.Module, leaf: Any) -> object:
@@ -128,7 +126,7 @@ def _own(tape: Tape, parameter: nn.Parameter, count: int, padding: int | None) -
     if not tape.trains(parameter):
         return copies
 
-    def per_example(gradient: Tensor) -> Iterator[PerExampleGradient]:
+    def per_example(gradient: Tensor) -> Gradients:
         if padding is not None:
             # PyTorch leaves it out, but not for a parameter of every example.
             gradient = gradient.clone()

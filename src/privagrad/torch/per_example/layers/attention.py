@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from privagrad.torch.per_example.gradients import ALL, DenseGradient, PerExampleGradient
+from privagrad.torch.per_example.gradients import ALL, DenseGradient, Gradients
 from privagrad.torch.per_example.layers._registry import layer
 from privagrad.torch.per_example.layers.linear import projected
 from privagrad.torch.per_example.tape import Tape
@@ -40,8 +40,12 @@ def attention(
     q, k, v = _projections(tape, module, query, key, value)
     added = int(module.bias_k is not None) + int(module.add_zero_attn)
     if module.bias_k is not None and module.bias_v is not None:
-        k = torch.cat([k, _repeated(tape, module, module.bias_k, k)], 1)
-        v = torch.cat([v, _repeated(tape, module, module.bias_v, v)], 1)
+        # One more token, the same for every example.
+        more_k, more_v = (
+            _biased(tape, module, bias.detach().expand(len(k), -1, -1).clone(), bias)
+            for bias in (module.bias_k, module.bias_v)
+        )
+        k, v = torch.cat([k, more_k], 1), torch.cat([v, more_v], 1)
     if module.add_zero_attn:
         k, v = F.pad(k, (0, 0, 0, 1)), F.pad(v, (0, 0, 0, 1))
     q, k, v = (t.unflatten(2, (module.num_heads, -1)).transpose(1, 2) for t in (q, k, v))
@@ -78,41 +82,29 @@ def _projections(
         for i, (x, w) in enumerate(zip((query, key, value), separate, strict=True)):
             y = projected(tape, module, first(x), w, None)
             part = slice(i * size, (i + 1) * size)
-            yield y if bias is None else _shifted(tape, module, y, bias, part)
+            yield y if bias is None else _biased(tape, module, y + bias.detach()[part], bias, part)
         return
-    weight = module.in_proj_weight
     # Inputs that are the same are multiplied at once.
     if query is key and key is value:
-        yield from projected(tape, module, first(query), weight, bias).chunk(3, 2)
-        return
-    yield projected(tape, module, first(query), weight, bias, slice(0, size))
-    if key is value:
-        both = projected(tape, module, first(key), weight, bias, slice(size, 3 * size))
-        yield from both.chunk(2, 2)
-        return
-    yield projected(tape, module, first(key), weight, bias, slice(size, 2 * size))
-    yield projected(tape, module, first(value), weight, bias, slice(2 * size, 3 * size))
+        groups = [(query, 3)]
+    else:
+        groups = [(query, 1), (key, 2)] if key is value else [(query, 1), (key, 1), (value, 1)]
+    start = 0
+    for x, number in groups:
+        part = slice(start, start + number * size)
+        y = projected(tape, module, first(x), module.in_proj_weight, bias, part)
+        yield from y.chunk(number, 2)
+        start = part.stop
 
 
-def _shifted(tape: Tape, module: nn.Module, x: Tensor, bias: Tensor, part: slice = ALL) -> Tensor:
-    """x + b with some entries of b."""
-    examples = tape.examples(module, x)
+def _biased(tape: Tape, module: nn.Module, y: Tensor, bias: Tensor, part: slice = ALL) -> Tensor:
+    """`y`, to every token of which some entries of a bias were added."""
+    examples = tape.examples(module, y)
 
-    def per_example(gradient: Tensor) -> Iterator[PerExampleGradient]:
+    def per_example(gradient: Tensor) -> Gradients:
         yield DenseGradient(bias, accurate(examples(gradient, 1)).sum(1), part)
 
-    return tape.tap(x + bias.detach()[part], per_example)
-
-
-def _repeated(tape: Tape, module: nn.Module, bias: Tensor, like: Tensor) -> Tensor:
-    """One more token, the same for every example."""
-    copies = bias.detach().expand(like.shape[0], -1, -1).clone()
-    examples = tape.examples(module, copies)
-
-    def per_example(gradient: Tensor) -> Iterator[PerExampleGradient]:
-        yield DenseGradient(bias, accurate(examples(gradient, 1)).sum(1))
-
-    return tape.tap(copies, per_example)
+    return tape.tap(y, per_example)
 
 
 def _merged(

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -13,6 +11,7 @@ from torch.nn.grad import conv1d_weight, conv2d_weight, conv3d_weight
 
 from privagrad.torch.per_example.gradients import (
     DenseGradient,
+    Gradients,
     PerExampleGradient,
     sums_of_products,
 )
@@ -33,84 +32,67 @@ Convolving = nn.Conv1d | nn.Conv2d | nn.Conv3d
 Transposed = nn.ConvTranspose1d | nn.ConvTranspose2d | nn.ConvTranspose3d
 
 _CONVOLVE: dict[int, Any] = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
-_TRANSPOSE: dict[int, Any] = {
-    1: F.conv_transpose1d,
-    2: F.conv_transpose2d,
-    3: F.conv_transpose3d,
-}
+_TRANSPOSE: dict[int, Any] = {1: F.conv_transpose1d, 2: F.conv_transpose2d, 3: F.conv_transpose3d}
 _WEIGHT: dict[int, Any] = {1: conv1d_weight, 2: conv2d_weight, 3: conv3d_weight}
 
 
-@layer(nn.Conv1d, nn.Conv2d, nn.Conv3d)
-def convolution(tape: Tape, module: Convolving, x: Tensor) -> Tensor:
-    pads = module._reversed_padding_repeated_twice
-    if module.padding_mode != "zeros":
-        x = F.pad(x, pads, mode=module.padding_mode)
-    elif pads[::2] != pads[1::2]:
-        x = F.pad(x, pads)
-    else:
-        return _padded(tape, module, x, tuple(pads[::-2]))
-    return _padded(tape, module, x, (0,) * (x.dim() - 2))
-
-
-def _padded(tape: Tape, module: Convolving, x: Tensor, padding: tuple[int, ...]) -> Tensor:
-    """The convolution of x with as many zeros on both sides of it."""
-    weight, bias = module.weight, module.bias
-    dims = weight.dim() - 2
-    geometry = Geometry(module.stride, padding, module.dilation, module.groups)
-    y: Tensor = _CONVOLVE[dims](
-        x, weight.detach(), frozen(bias), module.stride, padding, module.dilation, module.groups
-    )
-    examples, saved = tape.examples(module, x, dims + 1), SavedInput(x)
-
-    def per_example(gradient: Tensor) -> Iterator[PerExampleGradient]:
-        d = examples(gradient, dims + 1)
-        if tape.trains(weight):
-            yield ConvolutionGradient(weight, examples(saved(), dims + 1), d, geometry)
-        if bias is not None and tape.trains(bias):
-            yield DenseGradient(bias, accurate(d).sum((1, *range(3, dims + 3))))
-
-    return tape.tap(y, per_example)
-
-
-@layer(nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
-def transposed(
-    tape: Tape, module: Transposed, x: Tensor, output_size: list[int] | None = None
-) -> Tensor:
-    """The other way round: the weight meets windows of the output's gradient, and the input."""
-    weight, bias = module.weight, module.bias
-    dims = weight.dim() - 2
-    stride, padding, dilation, groups = (
-        module.stride, module.padding, module.dilation, module.groups,
-    )  # fmt: skip
-    assert isinstance(padding, tuple)
-    geometry = Geometry(stride, padding, dilation, groups)
-    extra = module._output_padding(
-        x, output_size, list(stride), list(padding), list(module.kernel_size), dims, list(dilation)
-    )
-    y: Tensor = _TRANSPOSE[dims](
-        x, weight.detach(), frozen(bias), stride, padding, extra, groups, dilation
-    )
-    examples, saved = tape.examples(module, x, dims + 1), SavedInput(x)
-
-    def per_example(gradient: Tensor) -> Iterator[PerExampleGradient]:
-        d = examples(gradient, dims + 1)
-        if tape.trains(weight):
-            yield ConvolutionGradient(weight, d, examples(saved(), dims + 1), geometry)
-        if bias is not None and tape.trains(bias):
-            yield DenseGradient(bias, accurate(d).sum((1, *range(3, dims + 3))))
-
-    return tape.tap(y, per_example)
-
-
-@dataclass(frozen=True)
-class Geometry:
+class Geometry(NamedTuple):
     """Which inputs a convolution brings to which outputs."""
 
     stride: tuple[int, ...]
     padding: tuple[int, ...]
     dilation: tuple[int, ...]
     groups: int
+
+
+@layer(nn.Conv1d, nn.Conv2d, nn.Conv3d)
+def convolution(tape: Tape, module: Convolving, x: Tensor) -> Tensor:
+    dims, pads = module.weight.dim() - 2, module._reversed_padding_repeated_twice
+    padding = tuple(pads[::-2])
+    if module.padding_mode != "zeros" or pads[::2] != pads[1::2]:
+        mode = "constant" if module.padding_mode == "zeros" else module.padding_mode
+        x, padding = F.pad(x, pads, mode), (0,) * dims
+    geometry = Geometry(module.stride, padding, module.dilation, module.groups)
+    y = _CONVOLVE[dims](x, module.weight.detach(), frozen(module.bias), *geometry)
+    return _tapped(tape, module, x, y, geometry)
+
+
+@layer(nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
+def transposed(
+    tape: Tape, module: Transposed, x: Tensor, output_size: list[int] | None = None
+) -> Tensor:
+    weight, dims = module.weight.detach(), module.weight.dim() - 2
+    stride, padding, dilation = module.stride, module.padding, module.dilation
+    assert isinstance(padding, tuple)
+    extra = module._output_padding(
+        x, output_size, list(stride), list(padding), list(module.kernel_size), dims, list(dilation)
+    )
+    y = _TRANSPOSE[dims](
+        x, weight, frozen(module.bias), stride, padding, extra, module.groups, dilation
+    )
+    return _tapped(tape, module, x, y, Geometry(stride, padding, dilation, module.groups))
+
+
+def _tapped(
+    tape: Tape, module: Convolving | Transposed, x: Tensor, y: Tensor, geometry: Geometry
+) -> Tensor:
+    """`y` with the gradients of weight and bias.
+
+    Transposed, the weight meets windows of the output's gradient, and the input.
+    """
+    weight, bias, trailing = module.weight, module.bias, module.weight.dim() - 1
+    examples, saved = tape.examples(module, x, trailing), SavedInput(x)
+
+    def per_example(gradient: Tensor) -> Gradients:
+        d = examples(gradient, trailing)
+        if tape.trains(weight):
+            given = examples(saved(), trailing)
+            windowed, other = (d, given) if isinstance(module, Transposed) else (given, d)
+            yield ConvolutionGradient(weight, windowed, other, geometry)
+        if bias is not None and tape.trains(bias):
+            yield DenseGradient(bias, accurate(d).sum((1, *range(3, trailing + 2))))
+
+    return tape.tap(y, per_example)
 
 
 class ConvolutionGradient(PerExampleGradient):
@@ -137,9 +119,6 @@ class ConvolutionGradient(PerExampleGradient):
     def examples(self, start: int, stop: int) -> Tensor:
         if self.kept is not None:
             return self.kept[start:stop].clone()
-        return self._examples(start, stop)
-
-    def _examples(self, start: int, stop: int) -> Tensor:
         m, n = self.parameter.shape[0], self.parameter[0].numel()
         found = self.gradients.new_empty(stop - start, m, n)
         self._fill(found, start, self._buffer())
@@ -199,7 +178,7 @@ class ConvolutionGradient(PerExampleGradient):
     def squared_norms(self, scale: Scale) -> Tensor:
         m, n = self.parameter.shape[0], self.parameter[0].numel()
         if self.kept is None and self._affordable():
-            self.kept = self._examples(0, self.count)
+            self.kept = self.examples(0, self.count)
             self.inputs = self.gradients = self.kept[:0]
         if self.kept is not None:
             return super().squared_norms(scale)
@@ -240,12 +219,9 @@ class ConvolutionGradient(PerExampleGradient):
         weights = weights.to(self.gradients.dtype)
         if self.kept is not None:
             return torch.tensordot(weights, self.kept, 1)
-        geometry = self.geometry
         d = self.gradients * weights.reshape(-1, *[1] * (self.gradients.dim() - 1))
-        total = _WEIGHT[len(self.kernel)](
-            self.inputs.flatten(0, 1), self.parameter.shape, d.flatten(0, 1),
-            geometry.stride, geometry.padding, geometry.dilation, geometry.groups,
-        )  # fmt: skip
+        inputs, shape = self.inputs.flatten(0, 1), self.parameter.shape
+        total = _WEIGHT[len(self.kernel)](inputs, shape, d.flatten(0, 1), *self.geometry)
         return total.reshape(self.parameter.shape[0], -1)
 
     def keep_only(self, examples: Tensor) -> None:

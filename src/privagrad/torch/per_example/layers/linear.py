@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from privagrad.torch.per_example.gradients import (
     ALL,
     DenseGradient,
+    Gradients,
     OuterProductGradient,
-    PerExampleGradient,
 )
-from privagrad.torch.per_example.layers._registry import frozen, layer
+from privagrad.torch.per_example.layers._registry import layer
 from privagrad.torch.per_example.tape import SavedInput, Tape
 
 
@@ -23,20 +21,13 @@ def linear(tape: Tape, module: nn.Linear, x: Tensor) -> Tensor:
 
 
 def projected(
-    tape: Tape,
-    module: nn.Module,
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    part: slice = ALL,
+    tape: Tape, module: nn.Module, x: Tensor, weight: Tensor, bias: Tensor | None, part: slice = ALL
 ) -> Tensor:
     """x Wᵀ + b with some rows of W and b."""
-    w, b = frozen(weight), frozen(bias)
-    assert w is not None
-    y = F.linear(x, w[part], None if b is None else b[part])
+    y = F.linear(x, weight.detach()[part], None if bias is None else bias.detach()[part])
     examples, saved = tape.examples(module, x), SavedInput(x)
 
-    def per_example(gradient: Tensor) -> Iterator[PerExampleGradient]:
+    def per_example(gradient: Tensor) -> Gradients:
         d = examples(gradient, 1)
         if tape.trains(weight):
             yield OuterProductGradient(weight, examples(saved(), 1), d, part)

@@ -1,76 +1,24 @@
-"""What RNN, LSTM and GRU share: layers, directions, packed sequences, one autograd function."""
+"""RNN, LSTM and GRU: layers, directions, packed sequences, one autograd function."""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Iterator
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
-from privagrad.torch.per_example.gradients import (
-    DenseGradient,
-    OuterProductGradient,
-    PerExampleGradient,
-)
+from privagrad.torch.per_example.gradients import DenseGradient, Gradients, OuterProductGradient
+from privagrad.torch.per_example.layers._registry import layer
+from privagrad.torch.per_example.layers.cells import CELLS, Cell, Weights
 from privagrad.torch.per_example.layout import Layout
 from privagrad.torch.per_example.tape import Tape
 
 
-class Weights:
-    """The parameters of one layer in one direction."""
-
-    def __init__(self, module: nn.RNNBase, layer: int, suffix: str) -> None:
-        def get(name: str) -> Any:
-            return getattr(module, f"{name}_l{layer}{suffix}", None)
-
-        self.input, self.hidden = get("weight_ih"), get("weight_hh")
-        self.input_bias, self.hidden_bias = get("bias_ih"), get("bias_hh")
-        self.projection = get("weight_hr")
-
-
-class Cell(ABC):
-    """One layer in one direction over all times.
-
-    `forward` goes from the inputs' part of the gates, (T, b, gates), to the states after each time,
-    and keeps the hidden ones as `hiddens`; `backward` from their gradients to those of the gates,
-    as the inputs and as the hidden state enter them, and of the states before.
-    """
-
-    states: ClassVar[int] = 1
-    separate_biases: ClassVar[bool] = False
-
-    hiddens: Tensor
-
-    def __init__(self, weights: Weights, before: tuple[Tensor, ...]) -> None:
-        self.weights = weights
-        self.before = tuple(state.detach() for state in before)
-
-    @property
-    def earlier(self) -> Tensor:
-        """The hidden states before each time, (T, b, ·)."""
-        return torch.cat([self.before[0][None], self.hiddens[:-1]])
-
-    @abstractmethod
-    def forward(self, gates: Tensor) -> tuple[Tensor, ...]:
-        """The states after each time."""
-
-    @abstractmethod
-    def backward(self, gradients: list[Tensor]) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
-        """The gradients of the gates, twice, and of the states before."""
-
-    def other_gradients(self) -> Iterator[PerExampleGradient]:
-        """Per-example gradients of parameters other than the two weights and biases."""
-        return iter(())
-
-
-def recurrent(
-    tape: Tape, module: nn.RNNBase, kind: type[Cell], inputs: Any, before: Any = None
-) -> Any:
-    """The forward pass of nn.RNNBase with a tape."""
+@layer(nn.RNN, nn.LSTM, nn.GRU)
+def recurrent(tape: Tape, module: nn.RNNBase, inputs: Any, before: Any = None) -> Any:
+    kind = CELLS[module.mode]
     packed = inputs if isinstance(inputs, PackedSequence) else None
     lengths: Tensor | None = None
     if packed is not None:
@@ -85,19 +33,19 @@ def recurrent(
     if packed is None:
         tape.examples(module, inputs, own=own)
     x = inputs.transpose(0, 1) if module.batch_first else inputs
-    before = _states(module, kind, x, before, packed)
+    before = _states(module, kind, x, before)
     both = ("", "_reverse") if module.bidirectional else ("",)
     ends: list[list[Tensor]] = []
-    for layer in range(module.num_layers):
+    for number in range(module.num_layers):
         outputs = []
         for suffix in both:
             start = tuple(state[len(ends)] for state in before)
-            weights = Weights(module, layer, suffix)
+            weights = Weights(module, number, suffix)
             y, end = _direction(tape, kind(weights, start), x, start, lengths, bool(suffix))
             outputs.append(y)
             ends.append(end)
         x = torch.cat(outputs, 2) if len(outputs) > 1 else outputs[0]
-        if module.dropout and module.training and layer < module.num_layers - 1:
+        if module.dropout and module.training and number < module.num_layers - 1:
             x = F.dropout(x, module.dropout)
     result: Any = x.transpose(0, 1) if module.batch_first else x
     after = [torch.stack(parts) for parts in zip(*ends, strict=True)]
@@ -111,9 +59,7 @@ def recurrent(
     return result, after[0] if kind.states == 1 else tuple(after)
 
 
-def _states(
-    module: nn.RNNBase, kind: type[Cell], x: Tensor, given: Any, packed: PackedSequence | None
-) -> tuple[Tensor, ...]:
+def _states(module: nn.RNNBase, kind: type[Cell], x: Tensor, given: Any) -> tuple[Tensor, ...]:
     """The states before the first time, (layers · directions, b, ·) each."""
     if given is not None:
         return (given,) if isinstance(given, Tensor) else tuple(given)
@@ -179,7 +125,7 @@ class _Run(torch.autograd.Function):
         ]
         into, through, start = cell.backward(filled)
 
-        def per_example(_: Tensor) -> Iterator[PerExampleGradient]:
+        def per_example(_: Tensor) -> Gradients:
             w, tape = cell.weights, ctx.tape
             d, dh = into.transpose(0, 1), through.transpose(0, 1)
             if tape.trains(w.input):
