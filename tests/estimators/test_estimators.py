@@ -1,6 +1,7 @@
 import inspect
 import pickle
 import warnings
+from typing import ClassVar
 
 import numpy as np
 import pandas as pd
@@ -16,17 +17,25 @@ from sklearn.preprocessing import FunctionTransformer
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 import privagrad as pg
-import privagrad.methods.minimize as minimize_module
+from privagrad.estimators._base import PrivateLinearEstimator
 from privagrad.experiments.problems import absolute_regression
 from privagrad.linear import recipe
 from privagrad.methods import oracle
-from privagrad.privacy import mechanism
+from privagrad.privacy import mechanism, sampling
+from privagrad.privacy.events import GaussianEvent
 from privagrad.privacy.mechanism import GaussianSum
+from privagrad.privacy.sampling import Batches
 from privagrad.queries import columns as queries
 from privagrad.queries import moments
 
-CLASSIFIERS = [pg.PrivateLogisticRegression, pg.PrivateLinearSVC]
-REGRESSORS = [pg.PrivateQuantileRegressor, pg.PrivateHuberRegressor]
+CLASSIFIERS: list[type[PrivateLinearEstimator]] = [
+    pg.PrivateLogisticRegression,
+    pg.PrivateLinearSVC,
+]
+REGRESSORS: list[type[PrivateLinearEstimator]] = [
+    pg.PrivateQuantileRegressor,
+    pg.PrivateHuberRegressor,
+]
 ALL = CLASSIFIERS + REGRESSORS
 
 
@@ -148,7 +157,7 @@ def test_they_live_in_pipelines():
 
 
 class Recorded(GaussianSum):
-    made: list
+    made: ClassVar[list[float]] = []
 
     def release(self, *arguments):
         Recorded.made.append(self.noise_multiplier)
@@ -179,17 +188,18 @@ def test_every_release_is_an_event_of_the_report(cls, fit_intercept, bounds, mon
 
 def test_large_tables_are_sampled_at_the_rate_of_the_report(monkeypatch):
     seen = []
-    original = minimize_module.batches
+    original = sampling.batches
 
     def recorded(*arguments):
         for batch in original(*arguments):
             seen.append(batch.size)
             yield batch
 
-    monkeypatch.setattr(minimize_module, "batches", recorded)
+    monkeypatch.setattr(sampling, "batches", recorded)
     X, signal = table(n=3000)
     model = pg.PrivateLogisticRegression(batch_size=300, random_state=0).fit(X, labels(signal))
     event = model.privacy_.events[-1]
+    assert isinstance(event, GaussianEvent)
     assert (event.sampling, event.batch_size, event.n_examples) == ("poisson", 300, 3000)
     assert len(seen) == event.count
     # The mean of 300 binomial counts: 6 standard errors, false alarm below 1e-8.
@@ -198,10 +208,10 @@ def test_large_tables_are_sampled_at_the_rate_of_the_report(monkeypatch):
 
 
 def test_whole_tables_are_seen_at_every_step_where_that_is_affordable():
-    assert recipe.batches(5000, 100, False, 300, None) == recipe.Batches(5000, None)
+    assert recipe.batches(5000, 100, False, 300, None) == Batches(5000, 5000, 300, None)
     big = recipe.batches(10**7, 50, False, 300, None)
     assert big.sampling == "poisson"
-    assert big.size == 10**5
+    assert big.batch_size == 10**5
 
 
 @pytest.mark.parametrize("cls", ALL)

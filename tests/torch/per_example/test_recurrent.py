@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
+from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
 from privagrad.torch.module import PrivateModule
 from privagrad.torch.per_example.tape import Tape
 from tests.torch.reference import SCALES, assert_same, engine_sum, looped, middle_radius
 
 KINDS = {"lstm": nn.LSTM, "gru": nn.GRU, "rnn": nn.RNN}
-OPTIONS = {
+OPTIONS: dict[str, dict[str, Any]] = {
     "plain": {},
     "two-layers": {"num_layers": 2},
     "no-bias": {"bias": False},
@@ -31,11 +33,14 @@ class Sequences(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         b = len(x)
-        inputs = x if self.layer.batch_first else x.transpose(0, 1)
+        inputs: Tensor | PackedSequence = x if self.layer.batch_first else x.transpose(0, 1)
         if self.lengths is not None:
             sizes = (x[:, :, 0] != 0).sum(1)
             inputs = pack_padded_sequence(
-                inputs, sizes, batch_first=self.layer.batch_first, enforce_sorted=False
+                x if self.layer.batch_first else x.transpose(0, 1),
+                sizes,
+                batch_first=self.layer.batch_first,
+                enforce_sorted=False,
             )
         y, states = self.layer(inputs)
         if self.lengths is not None:
@@ -53,7 +58,7 @@ def loss(output: Tensor, target: Tensor) -> Tensor:
     return (output * weights - target[:, None]).square().sum(1).mean()
 
 
-def made(kind: str, option: str, **more: object) -> nn.RNNBase:
+def made(kind: str, option: str, **more: Any) -> nn.RNNBase:
     torch.manual_seed(1)
     return KINDS[kind](4, 3, **OPTIONS.get(option, {}), **more)
 
@@ -79,6 +84,8 @@ def test_outputs_and_input_gradients_are_pytorchs(
     found = PrivateModule(module, tape)(private)
     loss(found, torch.ones(5)).backward()
     assert torch.allclose(found, expected, atol=1e-6)
+    assert private.grad is not None
+    assert plain.grad is not None
     assert torch.allclose(private.grad, plain.grad, atol=1e-5)
 
 
@@ -121,9 +128,10 @@ def test_given_states_get_their_gradients() -> None:
         states = [torch.full((2, 5, 3), 0.1, requires_grad=True) for _ in range(2)]
         y, _ = module(x, tuple(states))
         y.square().sum().backward()
-        return [state.grad for state in states]
+        return [state.grad for state in states if state.grad is not None]
 
     expected = gradients(layer)
+    assert len(expected) == 2
     tape = Tape(dict(layer.named_parameters()), loss_reduction="sum")
     found = gradients(PrivateModule(layer, tape))
     for a, b in zip(found, expected, strict=True):
