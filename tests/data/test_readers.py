@@ -77,6 +77,7 @@ def test_libsvm(tmp_path):
         ("rows.libsvm", "+1 0:2\n", None, "index 0"),
         ("rows.libsvm", "", None, "found none"),
         ("people.xlsx", "", "label", "Convert it first"),
+        ("rows.libsvm", "+1 4294967296:2\n", None, r"indices below 2\^31"),
     ],
 )
 def test_wrong_files_say_why(tmp_path, name, text, target, message):
@@ -351,3 +352,48 @@ def test_whatever_bytes_there_are_no_other_error_comes_out(tmp_path_factory, dat
     path.write_bytes(data)
     with clear_errors():
         read_table(path, "a")
+
+
+def test_libsvm_files_are_utf8(tmp_path):
+    path = tmp_path / "rows.libsvm"
+    path.write_bytes(b"+1 1:2 # caf\xe9\n")
+    with pytest.raises(ValueError, match=r"in line 1 of rows.libsvm, found '\(bytes that are no"):
+        read_table(path)
+
+
+def test_libsvm_files_have_no_schema(tmp_path):
+    path = tmp_path / "rows.libsvm"
+    path.write_text("+1 1:2\n")
+    with pytest.raises(ValueError, match="needs no schema"):
+        infer_schema(path)
+
+
+def test_columns_of_other_types_are_no_numbers(tmp_path):
+    path = tmp_path / "people.parquet"
+    days = pl.Series("day", ["2020-01-01"]).str.to_date()
+    pl.DataFrame([days, pl.Series("y", [1.0])]).write_parquet(path)
+    with pytest.raises(TypeError, match="Expected numbers in column 'day', found Date"):
+        open_table(path, Schema((Column("day"), Column("y")), "y"))
+
+
+def test_a_table_of_the_target_alone_is_refused(tmp_path):
+    path = tmp_path / "people.csv"
+    path.write_text("a,y\n1,2\n")
+    with pytest.raises(ValueError, match=r"columns to read in people.csv, found none"):
+        open_table(path, Schema((Column("a", "ignore"), Column("y")), "y"))
+
+
+def test_categories_that_nobody_has_make_no_columns(tmp_path):
+    """A sparse table with a column whose categories are still unknown."""
+    path = tmp_path / "people.csv"
+    path.write_text("a,b,y\n" + "".join(f"v{k % 40},w,{k}\n" for k in range(80)))
+    columns = (
+        Column("a", "category", categories=tuple(f"v{k}" for k in range(40))),
+        Column("b", "category"),
+        Column("y"),
+    )
+    table = open_table(path, Schema(columns, "y"))
+    rows = table.rows()
+    assert rows.shape == (80, 40)
+    assert rows.nnz == 80
+    assert table.with_categories({"b": ("w",)}).rows().shape == (80, 41)

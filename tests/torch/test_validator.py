@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -92,3 +93,60 @@ def test_what_is_fixed_trains(options: dict[str, Any]) -> None:
     run = private(fixed, data, noise_multiplier=1.0)
     run.epoch()
     assert len(run.engine.accountant) == 1
+
+
+def compiled() -> nn.Module:
+    module: Any = torch.compile(nn.Linear(4, 3), backend="eager")
+    assert isinstance(module, nn.Module)
+    return module
+
+
+def compiled_in_place() -> nn.Module:
+    module = nn.Linear(4, 3)
+    module.compile(backend="eager")
+    return module
+
+
+PROBLEMS: dict[str, tuple[Callable[[], nn.Module], str]] = {
+    "running statistics": (
+        lambda: nn.InstanceNorm1d(4, track_running_stats=True),
+        "InstanceNorm1d keeps running statistics",
+    ),
+    "max_norm": (lambda: nn.Embedding(9, 4, max_norm=1.0), "renormalises the rows"),
+    "max_norm of bags": (lambda: nn.EmbeddingBag(9, 4, max_norm=1.0), "set max_norm=None"),
+    "counts": (lambda: nn.Embedding(9, 4, scale_grad_by_freq=True), "by counts in the batch"),
+    "compiled": (compiled, "is compiled"),
+    "compiled in place": (compiled_in_place, "from before torch.compile"),
+    "complex": (lambda: nn.Linear(4, 3, dtype=torch.complex64), "two real parameters"),
+    "lazy": (lambda: nn.LazyLinear(3), "run one batch through the module first"),
+    "parametrized": (
+        lambda: nn.utils.parametrizations.weight_norm(nn.Linear(4, 3)),
+        "remove_parametrizations",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PROBLEMS)
+def test_what_cannot_be_private_is_refused_wherever_it_is(name: str) -> None:
+    make, reason = PROBLEMS[name]
+    for module, path in [(make(), "the module itself"), (nn.Sequential(nn.Tanh(), make()), "1")]:
+        assert not ModuleValidator.is_valid(module)
+        assert str(ModuleValidator.validate(module)[0]).startswith(f"{path}: ")
+        with pytest.raises(UnsupportedModuleError, match=reason):
+            ModuleValidator.validate(module, strict=True)
+    with pytest.raises(UnsupportedModuleError, match=reason):
+        private(nn.Sequential(make(), nn.Linear(4, 3)))
+
+
+@pytest.mark.parametrize("name", ["running statistics", "max_norm", "max_norm of bags", "counts"])
+def test_state_of_the_batch_is_taken_away(name: str) -> None:
+    module = nn.Sequential(PROBLEMS[name][0]())
+    fixed = ModuleValidator.fix_and_validate(module)
+    assert type(fixed.get_submodule("0")) is type(module[0])
+    assert not ModuleValidator.is_valid(module), "fix works on a copy"
+    assert list(fixed.buffers()) == []
+
+
+def test_what_no_replacement_is_known_for_stays_refused() -> None:
+    with pytest.raises(UnsupportedModuleError, match="two real parameters"):
+        ModuleValidator.fix_and_validate(nn.Linear(4, 3, dtype=torch.complex64))

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
+from torch.utils.data import DataLoader
 
+from privagrad.torch import PrivacyEngine
 from privagrad.torch.module import PrivateModule
+from privagrad.torch.per_example.layout import count_examples, possible_axes, take
 from privagrad.torch.per_example.tape import Tape
-from tests.torch.reference import SCALES, assert_same, engine_sum, looped, middle_radius
+from tests.torch.reference import SCALES, Listed, assert_same, engine_sum, looped, middle_radius
+from tests.torch.small import gradient_of
 
 KINDS = {"lstm": nn.LSTM, "gru": nn.GRU, "rnn": nn.RNN}
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -152,3 +157,80 @@ def test_examples_along_time_are_refused() -> None:
     private = PrivateModule(layer, Tape(dict(layer.named_parameters())))
     with pytest.raises(ValueError, match="batch_first"):
         private(torch.randn(5, 6, 4))
+
+
+class Packed(nn.Module):
+    """A module that is given packed sequences themselves."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.layer = made(kind, "both-ways")
+
+    def forward(self, x: PackedSequence) -> Tensor:
+        y, _ = self.layer(x)
+        return pad_packed_sequence(y, batch_first=True, total_length=6)[0].flatten(1)
+
+
+LENGTHS = {"sorted": [6, 5, 3, 2, 1], "unsorted": [6, 2, 4, 1, 6]}
+
+
+def packed(x: Tensor, lengths: list[int], order: str) -> PackedSequence:
+    return pack_padded_sequence(x, torch.tensor(lengths), True, enforce_sorted=order == "sorted")
+
+
+def packed_run(module: nn.Module, order: str, verify: bool) -> list[Tensor]:
+    """One step over packed sequences, and the same by the loop over examples."""
+    lengths, x, y = LENGTHS[order], torch.randn(5, 6, 4), torch.arange(5.0)
+
+    def example(t: Tensor, i: int) -> Any:
+        return packed(t[i : i + 1], lengths[i : i + 1], "sorted")
+
+    def collate(rows: list[tuple[Tensor, Tensor]]) -> Any:
+        sequences, numbers = map(torch.stack, zip(*rows, strict=True))
+        return packed(sequences, [lengths[int(number)] for number in numbers], order), numbers
+
+    expected = looped(copy.deepcopy(module), loss, x, y, "ball", 0.5, example)
+    private, optimizer, loader = PrivacyEngine().make_private(
+        module=module,
+        optimizer=torch.optim.SGD(module.parameters(), lr=0.0),
+        data_loader=DataLoader(Listed(x, y), batch_size=5, collate_fn=collate),
+        noise_multiplier=0.0,
+        max_grad_norm=0.5,
+        poisson_sampling=False,
+        verify=verify,
+    )
+    for sequences, numbers in loader:
+        loss(private(sequences), numbers).backward()
+        optimizer.step()
+    return expected
+
+
+@pytest.mark.parametrize("order", LENGTHS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_packed_inputs(kind: str, order: str) -> None:
+    """Packed before they reach the module, rows lie among each other: the user vouches for them."""
+    module = Packed(kind)
+    expected = packed_run(module, order, verify=False)
+    assert_same([gradient_of(p) for p in module.parameters()], expected)
+    with pytest.raises(ValueError, match="keeps each row by itself"):
+        packed_run(module, order, verify=True)
+
+
+@pytest.mark.parametrize("order", LENGTHS)
+def test_examples_are_taken_out_of_packed_sequences(order: str) -> None:
+    x, lengths = torch.randn(5, 6, 4), LENGTHS[order]
+    whole = packed(x, lengths, order)
+    assert count_examples(((whole,), {}), True) == 5
+    assert possible_axes([whole], 5, True, [True]) == [(0,)]
+    for chosen in ([0], [2, 3], [1, 3, 4]):
+        taken = take(whole, [0], chosen)
+        rows, own = pad_packed_sequence(taken, batch_first=True)
+        assert own.tolist() == [lengths[i] for i in chosen]
+        for row, i in zip(rows, chosen, strict=True):
+            assert torch.equal(row[: lengths[i]], x[i, : lengths[i]])
+            assert not row[lengths[i] :].any()
+
+
+def test_inputs_without_a_tensor_are_refused() -> None:
+    with pytest.raises(ValueError, match="a tensor among the module's inputs, found none"):
+        count_examples((("text", 3), {}), True)
