@@ -30,6 +30,7 @@ from privagrad.linear import Choices
 from privagrad.privacy.events import GaussianEvent
 from privagrad.privacy.ledger import Ledger
 from privagrad.privacy.mechanism import GaussianSum
+from privagrad.privacy.noise import random_source
 
 _CHANGES = ("BEGIN IMMEDIATE", "INSERT", "COMMIT", "PRAGMA journal_mode")
 EVENT = GaussianEvent(20.0, 2, purpose="a release")
@@ -92,11 +93,14 @@ class Points:
             points.tell("r")
             return points.around("release", release)(self, *arguments)
 
-        sqlite3.connect = connected  # type: ignore[assignment]
-        GaussianSum.release = told  # type: ignore[method-assign]
-        # How often a fit trains on made-up rows depends on its noise: the same in every child.
-        source = fit_module.random_source
-        fit_module.random_source = lambda _: source(0)
+        replaced: list[tuple[Any, str, Callable[..., Any]]] = [
+            (sqlite3, "connect", connected),
+            (GaussianSum, "release", told),
+            # How often a fit trains on made-up rows depends on its noise: the same in every child.
+            (fit_module, "random_source", lambda _: random_source(0)),
+        ]
+        for owner, name, function in replaced:
+            setattr(owner, name, function)
         patches: list[tuple[Any, str]] = [
             (os, "fsync"),
             (os, "replace"),

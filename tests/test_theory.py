@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,7 +21,7 @@ BOUNDS = {"pasan": theory.pasan_bound, "pagan": theory.pagan_bound}
 RADII = {"pasan": theory.pasan_radius, "pagan": theory.pagan_radius}
 DOMAINS = {"pasan": BALL, "pagan": BOX}
 LOWER = {"pasan": theory.ball_lower_bound, "pagan": theory.box_lower_bound}
-BUDGET = {"n": 10_000, "epsilon": 1.0, "delta": 1e-5}
+BUDGET: dict[str, Any] = {"n": 10_000, "epsilon": 1.0, "delta": 1e-5}
 # 3/2 from the regret and 1/√c from Lemma 1: what stands before the noise in the bounds.
 BEFORE_NOISE = 1.5 * math.sqrt(2)
 
@@ -47,7 +48,7 @@ def privacy_term(method, sigma, scale):
 
 # By hand: δ = e⁻⁴ and nε = 50, so sqrt(log(1/δ))/(nε) = 2/50; C^{-1/2} = (2, 3), so tr(C⁻¹) = 13
 # and tr(C^{-1/2}) = 5; on [-1, 1]² diam_2 = 2√2, diam_∞ = 2, diam_{C⁻¹} = 2√13.
-HAND = {"n": 100, "epsilon": 0.5, "delta": math.exp(-4)}
+HAND: dict[str, Any] = {"n": 100, "epsilon": 0.5, "delta": math.exp(-4)}
 SCALE = np.array([1 / 4, 1 / 9])
 
 
@@ -162,7 +163,7 @@ def test_example_1_holds_for_vectors_and_their_means(p):
     mean = np.array([0.5, -1.0, 0.0])
     rows = mean + sigma * rng.standard_normal((50_000, 3))
     ellipsoid = pg.Ellipsoid(scale, 1.0)
-    bound = theory.subgaussian_lipschitz_moment(sigma, scale, p, mu=ellipsoid.norm(mean))
+    bound = theory.subgaussian_lipschitz_moment(sigma, scale, p, mu=float(ellipsoid.norm(mean)))
     assert bound / 3 < theory.lipschitz_moment(ellipsoid.norm(rows), p) < bound
 
 
@@ -296,7 +297,7 @@ def test_bounds_fall_as_one_over_n_epsilon(method, doubled):
     at, twice = bound_at(method, sigma, scale, p), bound_at(method, sigma, scale, p, **more)
     for term in ("privacy", "bias"):
         assert getattr(twice, term) == pytest.approx(getattr(at, term) * 0.5 ** ((p - 1) / p))
-    arguments = {"n": BUDGET["n"], "epsilon": 1.0}
+    arguments: dict[str, Any] = {"n": BUDGET["n"], "epsilon": 1.0}
     half = LOWER[method](sigma, **(arguments | more))
     assert half == pytest.approx(LOWER[method](sigma, **arguments) / 2)
 
@@ -352,7 +353,7 @@ def test_the_rows_theorem_3_asks_for():
     # A large budget leaves the sampling error: 1000 r⁴ log(8d/β).
     assert theory.required_rows(100, 2.0, 1e6, 1e-5, 0.1) == math.ceil(16000 * math.log(8000))
     assert theory.required_rows(1, 2.0, 1.0, 1e-5, 0.1) > 0
-    base = {"dim": 50, "ratio": 3.0, "epsilon": 1.0, "delta": 1e-5, "beta": 0.1}
+    base: dict[str, Any] = {"dim": 50, "ratio": 3.0, "epsilon": 1.0, "delta": 1e-5, "beta": 0.1}
     for harder in ({"dim": 60}, {"ratio": 4.0}, {"epsilon": 0.5}, {"delta": 1e-6}, {"beta": 0.01}):
         assert theory.required_rows(**(base | harder)) > theory.required_rows(**base)
 
@@ -490,7 +491,7 @@ def run_and_bound(rule, problem, domain, start, step_size, steps, scale, disturb
     def gradient(x, k):
         true = problem.slope(x)
         taken.append(disturb(true, k))
-        biases.append(ellipsoid.norm(taken[-1] - true))
+        biases.append(float(ellipsoid.norm(taken[-1] - true)))
         return taken[-1]
 
     found = descend(rule, gradient, start, domain=domain, steps=steps, step_size=step_size)
@@ -609,7 +610,7 @@ def private_run(rule, kind, domain, radius, step_size, seed):
     def gradient(x, k):
         batch = SAMPLED[kind](x)[rng.integers(ROWS, size=BATCH)]
         inside = ellipsoid.project(batch).mean(axis=0)
-        biases.append(ellipsoid.norm(inside - batch.mean(axis=0)))
+        biases.append(float(ellipsoid.norm(inside - batch.mean(axis=0))))
         noisy.append(inside + 0.1 * ellipsoid.noise_std * rng.standard_normal(DIM))
         return noisy[-1]
 

@@ -2,7 +2,7 @@
 
 import csv
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
@@ -417,3 +417,47 @@ def test_bugs_are_reported_without_a_traceback(monkeypatch):
             catch_exceptions=False,
         )
     run("--version")
+
+
+def test_budgets_as_tables_and_files(book):
+    Path("people.csv").write_text(GOOD)
+    made = as_json("budget", "create", "a", "-e", 2, "--delta", 1e-6, "--file", "people.csv")
+    assert made["fingerprint"] == book.account("a").fingerprint is not None
+    run("budget", "create", "b", "-e", 3, "--delta", 1e-7)
+    from privagrad.privacy.events import GaussianEvent
+
+    done = book.reserve("a", [GaussianEvent(20.0)], "a run")
+    book.finish(done, [GaussianEvent(20.0)])
+    listed = run("budget", "list").stdout.replace("\n", "")
+    for shown in ("data set", "1e-06", "1e-07", f"{book.account('a').spent:.4g}"):
+        assert shown in listed
+    shown = run("budget", "show", "a").stdout
+    assert "finished" in shown
+    assert "Reserved, not finished" not in shown
+    assert as_json("budget", "export", "a", "-o", "h.json") == json.loads(
+        Path("h.json").read_text()
+    )
+    assert as_json("budget", "export", "a")[0]["events"] == [
+        {"kind": "GaussianEvent", **asdict(GaussianEvent(20.0))}
+    ]
+    dead = book.reserve("a", [GaussianEvent(20.0)], "a run that died")
+    released = as_json("budget", "release", dead, "--reason", "it never started")
+    assert released == {"run": dead, "state": "released", "reason": "it never started"}
+
+
+def test_what_cannot_be_written_is_refused(monkeypatch):
+    Path("t.csv").write_text(GOOD)
+    assert "--dry-run" in run("fit", "t.csv", "-t", "y", "-e", 1, code=2).output
+    one = run("schema", "t.csv", "--separator", ",,", code=2).output
+    assert "a separator of one character" in one
+
+
+def test_probabilities_are_those_of_logistic_models_alone():
+    people(Path("people.csv"), 500)
+    schema = SCHEMA.replace('kind = "category"', 'kind = "ignore"', 1)
+    Path("schema.toml").write_text(schema)
+    fit = ("fit", "people.csv", "--schema", "schema.toml", "-e", 2, "--steps", 20)
+    run(*fit, "--loss", "hinge", "-o", "m.model")
+    wrong = run("predict", "m.model", "people.csv", "-o", "p.csv", "--probabilities", code=2)
+    assert "Expected a model with logistic loss" in wrong.output.replace("\n", " ")
+    assert not Path("p.csv").exists()

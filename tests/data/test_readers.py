@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from privagrad.data.libsvm import read_libsvm
 from privagrad.data.readers import chunks, infer_schema, open_table, read_table
 from privagrad.data.schema import Column, Schema
-from privagrad.data.tables import Rows
+from privagrad.data.tables import ColumnTable, Rows
 
 
 def read_rows(path, schema):
@@ -39,6 +39,7 @@ def test_tables_of_numbers_need_no_schema(tmp_path, ending):
     table = read_table(path, "label")
     assert table.names == ["age", "income"]
     assert table.X.tolist() == [[30, 1.5], [40, 2.5], [50, 3.5]]
+    assert table.y is not None
     assert table.y.tolist() == [0, 1, 1]
 
 
@@ -47,6 +48,7 @@ def test_libsvm(tmp_path):
     path.write_text("+1 1:0.5 3:2 # a comment\n\n-1 2:1e3\n")
     table = read_table(path)
     assert table.X.toarray().tolist() == [[0.5, 0, 2], [0, 1000, 0]]
+    assert table.y is not None
     assert table.y.tolist() == [1, -1]
     fewer, _ = read_libsvm(path, 2)
     assert fewer.toarray().tolist() == [[0.5, 0], [0, 1000]]
@@ -75,6 +77,7 @@ def test_libsvm(tmp_path):
         ("rows.libsvm", "+1 0:2\n", None, "index 0"),
         ("rows.libsvm", "", None, "found none"),
         ("people.xlsx", "", "label", "Convert it first"),
+        ("rows.libsvm", "+1 4294967296:2\n", None, r"indices below 2\^31"),
     ],
 )
 def test_wrong_files_say_why(tmp_path, name, text, target, message):
@@ -108,6 +111,7 @@ def test_numbers_survive_the_way_through_a_file(tmp_path):
     path.write_text("\n".join(lines))
     table = read_table(path)
     assert np.array_equal(table.X.toarray(), X)
+    assert table.y is not None
     assert np.array_equal(table.y, y)
 
 
@@ -285,6 +289,7 @@ def test_numbers_are_kept_once_and_in_single_precision_where_the_matrix_is_dense
     rows[0, 0] = 7.0
     assert (rows.dtype, table.rows()[0, 0]) == (np.float32, 7.0)
     table = open_table(path, schema.with_columns([Column("c", "category")]))
+    assert isinstance(table, ColumnTable)
     assert table.numbers.dtype == np.float64  # c may have so many categories that it is sparse
     assert table.with_categories({"c": ("x", "z")}).rows().dtype == np.float32
 
@@ -328,8 +333,8 @@ def test_whatever_a_file_holds_it_is_a_table_or_a_clear_error(tmp_path_factory, 
     csv.writer(text, delimiter=separator).writerows(rows)
     path.write_text(text.getvalue(), encoding="utf-8", newline="")
     with clear_errors():
-        found = infer_schema(path)
-        schema = replace(found, target=found.columns[-1].name)
+        inferred = infer_schema(path)
+        schema = replace(inferred, target=inferred.columns[-1].name)
         table = open_table(path, schema)
         found = {name: tuple(sorted(counts)) for name, counts in table.counts.items()}
         same = read_rows(path, schema.with_columns(
@@ -347,3 +352,48 @@ def test_whatever_bytes_there_are_no_other_error_comes_out(tmp_path_factory, dat
     path.write_bytes(data)
     with clear_errors():
         read_table(path, "a")
+
+
+def test_libsvm_files_are_utf8(tmp_path):
+    path = tmp_path / "rows.libsvm"
+    path.write_bytes(b"+1 1:2 # caf\xe9\n")
+    with pytest.raises(ValueError, match=r"in line 1 of rows.libsvm, found '\(bytes that are no"):
+        read_table(path)
+
+
+def test_libsvm_files_have_no_schema(tmp_path):
+    path = tmp_path / "rows.libsvm"
+    path.write_text("+1 1:2\n")
+    with pytest.raises(ValueError, match="needs no schema"):
+        infer_schema(path)
+
+
+def test_columns_of_other_types_are_no_numbers(tmp_path):
+    path = tmp_path / "people.parquet"
+    days = pl.Series("day", ["2020-01-01"]).str.to_date()
+    pl.DataFrame([days, pl.Series("y", [1.0])]).write_parquet(path)
+    with pytest.raises(TypeError, match="Expected numbers in column 'day', found Date"):
+        open_table(path, Schema((Column("day"), Column("y")), "y"))
+
+
+def test_a_table_of_the_target_alone_is_refused(tmp_path):
+    path = tmp_path / "people.csv"
+    path.write_text("a,y\n1,2\n")
+    with pytest.raises(ValueError, match=r"columns to read in people.csv, found none"):
+        open_table(path, Schema((Column("a", "ignore"), Column("y")), "y"))
+
+
+def test_categories_that_nobody_has_make_no_columns(tmp_path):
+    """A sparse table with a column whose categories are still unknown."""
+    path = tmp_path / "people.csv"
+    path.write_text("a,b,y\n" + "".join(f"v{k % 40},w,{k}\n" for k in range(80)))
+    columns = (
+        Column("a", "category", categories=tuple(f"v{k}" for k in range(40))),
+        Column("b", "category"),
+        Column("y"),
+    )
+    table = open_table(path, Schema(columns, "y"))
+    rows = table.rows()
+    assert rows.shape == (80, 40)
+    assert rows.nnz == 80
+    assert table.with_categories({"b": ("w",)}).rows().shape == (80, 41)

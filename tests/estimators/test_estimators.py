@@ -1,6 +1,7 @@
 import inspect
 import pickle
 import warnings
+from typing import ClassVar
 
 import numpy as np
 import pandas as pd
@@ -16,17 +17,25 @@ from sklearn.preprocessing import FunctionTransformer
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 import privagrad as pg
+from privagrad.estimators._base import PrivateLinearEstimator
 from privagrad.experiments.problems import absolute_regression
 from privagrad.linear import recipe
 from privagrad.methods import oracle
 from privagrad.privacy import mechanism, sampling
+from privagrad.privacy.events import GaussianEvent
 from privagrad.privacy.mechanism import GaussianSum
 from privagrad.privacy.sampling import Batches
 from privagrad.queries import columns as queries
 from privagrad.queries import moments
 
-CLASSIFIERS = [pg.PrivateLogisticRegression, pg.PrivateLinearSVC]
-REGRESSORS = [pg.PrivateQuantileRegressor, pg.PrivateHuberRegressor]
+CLASSIFIERS: list[type[PrivateLinearEstimator]] = [
+    pg.PrivateLogisticRegression,
+    pg.PrivateLinearSVC,
+]
+REGRESSORS: list[type[PrivateLinearEstimator]] = [
+    pg.PrivateQuantileRegressor,
+    pg.PrivateHuberRegressor,
+]
 ALL = CLASSIFIERS + REGRESSORS
 
 
@@ -148,7 +157,7 @@ def test_they_live_in_pipelines():
 
 
 class Recorded(GaussianSum):
-    made: list
+    made: ClassVar[list[float]] = []
 
     def release(self, *arguments):
         Recorded.made.append(self.noise_multiplier)
@@ -190,6 +199,7 @@ def test_large_tables_are_sampled_at_the_rate_of_the_report(monkeypatch):
     X, signal = table(n=3000)
     model = pg.PrivateLogisticRegression(batch_size=300, random_state=0).fit(X, labels(signal))
     event = model.privacy_.events[-1]
+    assert isinstance(event, GaussianEvent)
     assert (event.sampling, event.batch_size, event.n_examples) == ("poisson", 300, 3000)
     assert len(seen) == event.count
     # The mean of 300 binomial counts: 6 standard errors, false alarm below 1e-8.

@@ -45,6 +45,7 @@ def test_one_epsilon_pays_for_all_runs():
     assert report.epsilon == pg.PrivacyPlan(report.events).epsilon(report.delta)
     assert 0.9 < report.epsilon <= 1.0
     (selection,) = report.events
+    assert isinstance(selection, SelectEvent)
     run = search.best_estimator_.privacy_
     assert selection.events[:-1] == run.events
     assert selection.events[-1].purpose == "score"
@@ -169,7 +170,7 @@ def test_candidates_must_not_change_what_is_released():
     with pytest.raises(ValueError, match="found none"):
         pg.PrivateSearch(estimator, {}).fit(X, y)
     with pytest.raises(TypeError, match="privagrad's estimators"):
-        pg.PrivateSearch(object(), CANDIDATES).fit(X, y)
+        pg.PrivateSearch(object(), CANDIDATES).fit(X, y)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="mean_runs > 1"):
         pg.PrivateSearch(estimator, CANDIDATES, mean_runs=1).fit(X, y)
     assert clone(pg.PrivateSearch(estimator, CANDIDATES)).candidates == CANDIDATES

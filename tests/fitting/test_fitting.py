@@ -516,3 +516,122 @@ def test_killed_at_any_moment_nothing_is_forgotten(tmp_path):
             "replace", "save_model", "open_table", "copyfile", "file_digest", "rmtree",
         )
     }  # fmt: skip
+
+
+def people(path: Path, n: int = 400) -> Path:
+    rng = np.random.default_rng(0)
+    age = rng.integers(18, 80, n)
+    frame = {
+        "age": age,
+        "city": [f"city {k}" for k in range(n)],
+        "rich": np.where(age > 50, "y", "n"),
+    }
+    pl.DataFrame(frame).write_csv(path)
+    return path
+
+
+AGE = Column("age", low=18.0, high=80.0)
+CITY = Column("city", "ignore")
+RICH = Column("rich", "category", categories=("n", "y"))
+REFUSED: dict[str, tuple[tuple[Column, ...], dict[str, Any], str]] = {
+    "a target that is ignored": ((AGE, CITY, RICH), {"target": "city"}, "that is not ignored"),
+    "a regression of categories": ((AGE, CITY, RICH), {"loss": "huber"}, "logistic or hinge"),
+    "classes of a regression": (
+        (AGE, CITY, RICH),
+        {"target": "age", "loss": "absolute", "classes": ("1", "2")},
+        "no classes for a regression, found --classes and 'absolute'",
+    ),
+    "no target": ((AGE, CITY, RICH), {"target": None}, "Expected --target COLUMN"),
+    "the target alone": (
+        (replace(AGE, kind="ignore", low=None, high=None), CITY, RICH),
+        {},
+        "columns beside the target",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_requests_that_make_no_sense_are_refused_before_anything_is_spent(tmp_path, case):
+    columns, others, message = REFUSED[case]
+    ledger = Ledger(tmp_path / "ledger.db")
+    ledger.create("people", 2.0, 1e-5)
+    asked = FitRequest(
+        people(tmp_path / "people.csv"), "rich", 1.0, schema=Schema(columns), dataset="people",
+        ledger=ledger,
+    )  # fmt: skip
+    with pytest.raises(ValueError, match=message):
+        prepare(replace(asked, **others))
+    assert ledger.history("people") == []
+
+
+def test_a_quantile_is_the_loss_that_is_asked_for(tmp_path):
+    schema = Schema((AGE, CITY, RICH))
+    asked = FitRequest(
+        people(tmp_path / "people.csv"), "age", 1.0, schema=schema, loss="quantile", quantile=0.9
+    )
+    job = prepare(asked)
+    assert (job.loss.name, job.loss.parameter) == ("quantile", 0.9)
+    assert job.classes is None
+
+
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        (
+            (AGE, CITY, replace(RICH, categories=())),
+            r"Expected at least two classes, found \d with more than about .* stays charged",
+        ),
+        (
+            (
+                replace(AGE, kind="ignore", low=None, high=None),
+                replace(CITY, kind="category"),
+                RICH,
+            ),
+            "no category was frequent enough to be discovered",
+        ),
+    ],
+    ids=["classes", "categories"],
+)
+@pytest.mark.filterwarnings("ignore:.*are few for epsilon")
+def test_a_discovery_that_finds_too_little_stays_charged(tmp_path, columns, message):
+    ledger = Ledger(tmp_path / "ledger.db")
+    ledger.create("people", 2.0, 1e-5)
+    table = people(tmp_path / "people.csv", 30 if not columns[2].categories else 400)
+    asked = FitRequest(
+        table, "rich", 0.5, schema=Schema(columns), dataset="people", ledger=ledger,
+        choices=Choices(steps=5),
+    )  # fmt: skip
+    job = prepare(asked)
+    with pytest.raises(ValueError, match=message):
+        run(job, tmp_path / "m.model", False)
+    [entry] = ledger.account("people").runs
+    assert (entry.state, entry.events) == ("reserved", job.events)
+    assert not (tmp_path / "m.model").exists()
+
+
+def test_other_releases_than_were_planned_are_not_made(tmp_path, monkeypatch):
+    job = prepare(request(tmp_path))
+    real = type(job).plan
+
+    def other(self, facts):
+        return real(self, replace(facts, bounded=not facts.bounded))
+
+    monkeypatch.setattr(type(job), "plan", other)
+    monkeypatch.setattr(GaussianSum, "release", lambda *_: pytest.fail("a release"))
+    with pytest.raises(RuntimeError, match="Expected the releases that were planned"):
+        run(job, tmp_path / "m.model", False)
+
+
+def test_regressions_and_classes_are_scored_on_other_tables(tmp_path):
+    schema = Schema((AGE, CITY, RICH))
+    table, other = people(tmp_path / "people.csv"), people(tmp_path / "others.csv", 300)
+    asked = FitRequest(
+        table, "age", 4.0, schema=schema, test=other,
+        choices=Choices(steps=20), seed=0,
+    )  # fmt: skip
+    model = run(prepare(asked), tmp_path / "m.model", False)
+    test = model.evaluation["test"]
+    truth = pl.read_csv(other)["age"].to_numpy()
+    assert test["mean_absolute_error_of_median"] == np.abs(truth - np.median(truth)).mean()
+    assert 0 < test["mean_absolute_error"] < test["mean_absolute_error_of_median"]
+    assert (test["rows"], test["private"]) == (300, False)

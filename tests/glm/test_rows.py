@@ -1,12 +1,15 @@
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import polars as pl
+import pyarrow as pa
 import pytest
 from scipy import sparse
 
-from privagrad.glm.rows import DenseRows, SparseRows, as_rows, as_targets
+from privagrad.glm import rows as rows_module
+from privagrad.glm.rows import DenseRows, SparseRows, as_rows, as_targets, strange_columns
 
 
 def dense_rows(X: Any) -> DenseRows:
@@ -96,6 +99,8 @@ def test_targets_from_frames():
         (pd.DataFrame({"age": [1], "city": ["Bern"]}), "'city'"),
         (pl.DataFrame({"age": [1], "city": ["Bern"]}), "'city'"),
         (pd.DataFrame({"day": pd.to_datetime(["2020-01-01"])}), "'day'"),
+        ([[1.0, 2.0], [3.0]], "a table of numbers, found list"),
+        (sparse.csr_array(np.array([[1j]])), "complex128"),
         (sparse.csr_array((0, 3)), "at least one row"),
     ],
     ids=str,
@@ -167,3 +172,38 @@ def test_row_starts_beyond_the_entries_are_refused_unread():
     matrix.indptr = np.array([0, 10**9, 2, 3], dtype=matrix.indptr.dtype)
     with pytest.raises(ValueError, match="ind"):
         as_rows(matrix)
+
+
+def test_rows_that_are_left_out_are_zero_and_the_others_stay():
+    X = np.arange(1.0, 13.0).reshape(4, 3)
+    X[2, 1] = X[3, 0] = 0.0
+    left_out = np.array([True, False, True, False])
+    for table, _ in both_layouts(X.copy()):
+        rows = as_rows(table)
+        assert rows.without(left_out) is rows
+        assert np.array_equal(dense(rows), np.where(left_out[:, None], 0.0, X))
+
+
+def test_large_tables_lie_in_files_that_nobody_else_can_open(monkeypatch):
+    X = np.random.default_rng(0).standard_normal((50, 3))
+    centre, unit = np.array([1.0, 0.0, -2.0]), np.array([2.0, 1.0, 0.5])
+    small = dense_rows(X).standardized(centre, unit, True).array
+    moved = dense_rows(X).centred(np.array([0, 2]), centre[[0, 2]]).array
+    monkeypatch.setattr(rows_module, "_LARGE", 100)
+    monkeypatch.setattr(rows_module, "_CHUNK", 7)
+    large = dense_rows(X).standardized(centre, unit, True).array
+    assert isinstance(large.base, np.memmap)
+    assert not Path(str(large.base.filename)).exists()
+    assert np.array_equal(large, small)
+    assert np.array_equal(dense_rows(X).centred(np.array([0, 2]), centre[[0, 2]]).array, moved)
+
+
+def test_columns_that_hold_no_numbers_are_named():
+    frame = pd.DataFrame({f"text {k}": ["a"] for k in range(12)} | {"number": [1.0]})
+    named = strange_columns(frame)
+    assert named.startswith("'text 0' (object), 'text 1' (object)")
+    assert named.endswith("'text 9' (object) and 2 more")
+    assert "number" not in named
+    assert strange_columns(pa.table({"a": [1], "b": ["x"]})) == "'b' (object)"
+    for fine in (frame[["number"]], np.ones((2, 2)), sparse.eye_array(2), [[1.0]]):
+        assert strange_columns(fine) == ""

@@ -390,12 +390,29 @@ def test_a_start_is_projected_and_left_alone():
         ({"y": None}, "found None"),
         ({"table": X[0]}, r"shape \(n, d\)"),
         ({"table": pd.DataFrame({"city": ["Bern"] * 200})}, "'city'"),
+        ({"public": (X[:, :3], Y)}, "public rows of 8 columns, found 3"),
+        ({"method": "gep"}, r"Expected public=\(X, y\) for 'gep'"),
+        ({"step_sizes": 0.1}, "unexpected keyword arguments: step_sizes"),
+        ({"loss": 3}, "the name of a loss"),
     ],
     ids=str,
 )
 def test_bad_input_says_what_was_expected(changes, message):
     with pytest.raises((ValueError, TypeError), match=message):
         usual(**changes)
+
+
+@pytest.mark.parametrize(
+    ("method", "chosen", "message"),
+    [
+        ("pagan", None, "the function to return an Ellipsoid, found None"),
+        ("pagan", pg.Ellipsoid.ball(3, 1.0), "dimension 8, as x; found 3"),
+        ("adaclip", pg.Ellipsoid.ball(8, 1.0), "Expected one Ellipsoid for 'adaclip'"),
+    ],
+)
+def test_a_function_must_choose_an_ellipsoid(method, chosen, message):
+    with pytest.raises((ValueError, TypeError), match=message):
+        usual(method=method, ellipsoid=lambda released: chosen)
 
 
 def test_a_delta_above_one_over_n_is_pointed_out():
@@ -423,3 +440,28 @@ def test_public_labels_beyond_the_private_classes_are_refused(method):
             "softmax", X, labels, public=(X, np.where(labels, labels, 900_000)), **arguments
         )
     pg.minimize("softmax", X, labels, public=(X[:5], labels[:5]), **arguments)
+
+
+def test_an_objective_learns_its_ellipsoid_from_public_examples_for_nothing():
+    class Points:
+        dim = 3
+
+        def __init__(self, z):
+            self.z, self.n_examples = z, len(z)
+
+        def per_example_gradients(self, x, rows):
+            return x - self.z[rows]
+
+    rng = np.random.default_rng(0)
+    private, public = (Points(rng.standard_normal((n, 3)) * [1, 5, 25]) for n in (200, 100))
+    options: dict[str, Any] = {"epsilon": 1.0, "delta": 1e-4, "domain": pg.Box(-1, 1), "steps": 10}
+    known = pg.minimize(private, **options, public=public)
+    assert [event.purpose for event in known.privacy.events] == ["gradients"]
+    learned = pg.minimize(private, **options)
+    assert len(learned.privacy.events) == 3
+    narrow = Points(np.ones((5, 2)))
+    narrow.dim = 2
+    wrongs: list[Any] = [(public.z, None), narrow]
+    for wrong in wrongs:
+        with pytest.raises(ValueError, match="an objective of dimension 3 too"):
+            pg.minimize(private, **options, public=wrong)

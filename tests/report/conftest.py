@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NoReturn
 import numpy as np
 import pytest
 
-from privagrad.report.charts import Series, bar_chart, gauge, line_chart
+from privagrad.report.charts import Kind, Series, bar_chart, gauge, line_chart
 from privagrad.report.page import Banner, Block, Card, Figure, Table, Text
 
 if TYPE_CHECKING:
@@ -34,7 +34,9 @@ def blocks() -> list[Block]:
     lines = [Series(name, few, few / (i + 1), few / 9, few) for i, name in enumerate(RUDE)]
     names = [*RUDE, *(f"feature {i}" for i in range(8))]
     values = np.linspace(-2.5, 4.0, len(names))
-    parts = [("earlier runs", 0.6, "spent"), ("open", 0.3, "reserved"), (RUDE[0], 0.5, "this run")]
+    parts: list[tuple[str, float, Kind]] = [
+        ("earlier runs", 0.6, "spent"), ("open", 0.3, "reserved"), (RUDE[0], 0.5, "this run")
+    ]  # fmt: skip
     return [
         *(Banner(f"{kind}: {RUDE[0]}", kind) for kind in ("warning", "good", "note")),
         Card("Privacy", [("epsilon", 0.9987, "asked for at most 1"), (RUDE[1], RUDE[4], RUDE[3])]),

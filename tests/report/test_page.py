@@ -116,7 +116,10 @@ def test_headings_come_in_order(blocks: list[Block]) -> None:
 
 
 def test_columns_of_numbers_stand_to_the_right() -> None:
-    rows = [["a", 1, 0.5, "1,000.5", None, True], ["7", 2_000, 12.25, "-3%", 4, False]]
+    rows: list[list[str | float | None]] = [
+        ["a", 1, 0.5, "1,000.5", None, True],
+        ["7", 2_000, 12.25, "-3%", 4, False],
+    ]
     seen = Seen(render("a", "b", [Table("t", list("uvwxyz"), rows)]))
     cells = [attrs.get("class") for tag, attrs in seen.tags if tag in ("th", "td")]
     assert cells == [None, "number", "number", "number", "number", None] * 3

@@ -26,7 +26,7 @@ from tests.report.conftest import RUDE
 from tests.report.test_browser import MARKS, OPEN_ALL, OVERFLOW, SIZES
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser
+    from playwright.sync_api import Browser, Page
 
 EVENTS = [
     {"purpose": "moments", "count": 1, "noise_multiplier": 20.5, "sampling": None},
@@ -135,17 +135,23 @@ def test_a_report_promises_its_relation_and_no_other(
         assert other not in page
 
 
+def listen(page: Page) -> tuple[list[str], list[str]]:
+    """What the page will write to the console, errors among it, and the addresses it will ask."""
+    heard: list[str] = []
+    asked: list[str] = []
+    page.on("console", lambda message: heard.append(message.text))
+    page.on("pageerror", lambda error: heard.append(str(error)))
+    page.on("request", lambda request: asked.append(request.url))
+    return heard, asked
+
+
 @pytest.mark.parametrize("name", REPORTS)
 def test_a_browser_shows_every_report(browser: Browser, tmp_path: Path, name: str) -> None:
     path = tmp_path / "report.html"
     REPORTS[name](path)
     for width in (360, 1200):
         page = browser.new_page(viewport={"width": width, "height": 900})
-        heard: list[str] = []
-        asked: list[str] = []
-        page.on("console", lambda message, heard=heard: heard.append(message.text))
-        page.on("pageerror", lambda error, heard=heard: heard.append(str(error)))
-        page.on("request", lambda request, asked=asked: asked.append(request.url))
+        heard, asked = listen(page)
         page.goto(path.as_uri())
         page.evaluate(OPEN_ALL)
         assert heard == []

@@ -6,6 +6,7 @@ import os
 import sys
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -36,7 +37,9 @@ def train(task: str, rank: int, processes: int) -> dict[str, object]:
         module = DistributedDataParallel(module)
     rows, size, epochs = {"sum": (32, 32, 1), "noise": (40, 8, 40), "empty": (6, 1, 10)}[task]
     dataset = data(rows)
-    sampler = DistributedSampler(dataset, shuffle=False) if processes > 1 else None
+    sampler: DistributedSampler[Any] | None = None
+    if processes > 1:
+        sampler = DistributedSampler(dataset, shuffle=False)
     loader = DataLoader(dataset, batch_size=size // processes or 1, sampler=sampler)
     if task == "empty":
         # All processes together expect one row a step: most of the time one of them has none.

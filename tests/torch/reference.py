@@ -11,12 +11,13 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 from privagrad.torch import PrivacyEngine
+from tests.torch.small import gradient_of
 
 SCALES = ("ball", "general", "rank-one")
 Loss = Callable[[Any, Tensor], Tensor]
 
 
-class Listed(Dataset):
+class Listed(Dataset[tuple[Tensor, ...]]):
     """The rows of some tensors, as tuples."""
 
     def __init__(self, *tensors: Tensor) -> None:
@@ -80,8 +81,8 @@ def one_by_one(
         gradients = [
             torch.zeros_like(p) if g is None else g for p, g in zip(parameters, found, strict=True)
         ]
-        squares = sum((c * g * g).sum() for c, g in zip(scales, gradients, strict=True))
-        yield float(squares.sqrt()), gradients
+        squares = [(c * g * g).sum() for c, g in zip(scales, gradients, strict=True)]
+        yield float(torch.stack(squares).sum().sqrt()), gradients
 
 
 def engine_sum(
@@ -109,7 +110,7 @@ def engine_sum(
         optimizer.zero_grad()
         loss(private(x), y).backward()
         optimizer.step()
-    return [p.grad for p in module.parameters() if p.requires_grad]
+    return [gradient_of(p) for p in module.parameters() if p.requires_grad]
 
 
 def assert_same(found: list[Tensor], expected: list[Tensor], tolerance: float = 1e-5) -> None:

@@ -31,7 +31,12 @@ class Run(NamedTuple):
 
     @property
     def gradients(self) -> list[Tensor]:
-        return [p.grad for p in self.optimizer.params]
+        return [gradient_of(p) for p in self.optimizer.params]
+
+
+def gradient_of(parameter: nn.Parameter) -> Tensor:
+    assert parameter.grad is not None
+    return parameter.grad
 
 
 def table(rows: int = 64, features: int = 5, classes: int = 3) -> TensorDataset:

@@ -11,7 +11,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -23,6 +23,7 @@ from torch.utils.data import (
     BatchSampler,
     ConcatDataset,
     DataLoader,
+    Dataset,
     DistributedSampler,
     RandomSampler,
     Sampler,
@@ -36,6 +37,7 @@ from privagrad.privacy.accounting import PrivacyPlan
 from privagrad.privacy.events import GaussianEvent
 from privagrad.privacy.mechanism import GaussianSum
 from privagrad.torch import BatchMemoryManager, PrivacyEngine
+from privagrad.torch.loaders import PrivateLoader
 from privagrad.torch.processes import Processes
 from tests.torch.small import Run, private, sgd, table
 
@@ -149,13 +151,13 @@ class TestNoise:
             for inputs, labels in run.loader:
                 run.step(F.cross_entropy, inputs, labels)
                 run.optimizer.max_grad_norm *= change
-            norm = float(sum(g.square().sum() for g in run.gradients).sqrt())
+            norm = float(torch.stack([g.square().sum() for g in run.gradients]).sum().sqrt())
             assert 0 < 8 * norm <= 8 * 1.001, "every row is bounded by 1"
             run = private(
                 data=data, batch_size=8, max_physical_batch_size=4, noise_multiplier=1.0,
                 optimizer=lambda p: torch.optim.SGD(p, lr=0.0),
             )  # fmt: skip
-            seen = []
+            seen: list[float] = []
             original = GaussianSum.sum_of_parts
 
             def spy(*args: Any, seen: list[float] = seen, real: Any = original) -> Any:
@@ -228,7 +230,7 @@ class TestDraws:
     @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
     @pytest.mark.parametrize("workers", [0, 1])
     def test_batches_that_workers_fetch_ahead_are_not(self, workers: int) -> None:
-        options = {"num_workers": 1, "prefetch_factor": 4} if workers else {}
+        options: dict[str, Any] = {"num_workers": 1, "prefetch_factor": 4} if workers else {}
         run = of_loader(DataLoader(table(), batch_size=8, **options))
         for x, y in run.loader:
             run.step(F.cross_entropy, x, y)
@@ -447,7 +449,8 @@ class TestSamplers:
         """Poisson over its rows alone, at the rate of their number; the others are held out."""
         data = torch.utils.data.TensorDataset(torch.randn(64, 5), torch.arange(64))
         rows = torch.arange(3, 64, 3)
-        sampler = SubsetRandomSampler(rows if whole else rows.tolist())
+        # PyTorch takes a tensor too, whatever its annotation says.
+        sampler = SubsetRandomSampler(cast(Any, rows) if whole else rows.tolist())
         loader = (
             DataLoader(data, batch_size=4, sampler=sampler)
             if whole
@@ -460,6 +463,7 @@ class TestSamplers:
         assert set(drawn) == set(rows.tolist())
         steps = math.ceil(len(rows) / 4)
         assert run.engine.accountant.events == (poisson(1.0, 40 * steps, len(rows), 4),)
+        assert isinstance(run.loader, PrivateLoader)
         assert run.loader.batches.rate == 4 / len(rows)
         assert abs(sum(drawn.values()) / (40 * steps) - 4) < 1
 
@@ -487,6 +491,8 @@ class TestSamplers:
     def test_a_data_set_that_repeats_rows_is_refused(self, poisson_sampling: bool) -> None:
         data = table()
         twice = Subset(data, [0, 1, 1, 2])
+        repeated: Dataset[Any]
+        different: Dataset[Any]
         for repeated in (twice, Subset(twice, [0, 1, 2]), ConcatDataset([data, data])):
             with pytest.raises(ValueError, match="each row once"):
                 of_loader(DataLoader(repeated, batch_size=2), poisson_sampling=poisson_sampling)
@@ -509,7 +515,7 @@ class TestSamplers:
         from privagrad.torch.samplers import refuse_repeats
 
         two = Processes(0, 2)
-        shared = DistributedSampler(table(), num_replicas=2, rank=0)
+        shared: DistributedSampler[Any] = DistributedSampler(table(), num_replicas=2, rank=0)
         refuse_repeats(DataLoader(table(), batch_size=8, sampler=shared), two)
         for loader in (
             DataLoader(table(), batch_size=8, shuffle=True),
@@ -610,6 +616,7 @@ class TestCopies:
 
     def test_of_loaders_draw_from_the_same_account(self) -> None:
         run = private(noise_multiplier=1.0, poisson_sampling=True)
+        assert isinstance(run.loader, PrivateLoader)
         twin = copy.deepcopy(run.loader)
         assert twin.batches is run.loader.batches, "with a copied generator batches would repeat"
         for x, y in twin:

@@ -35,7 +35,7 @@ def private_step(make: Callable[[Any], torch.optim.Optimizer], damped: bool) -> 
     before = [p.detach().clone() for p in model.parameters()]
     inner = make(model.parameters())
     if damped:
-        damp_steps(inner, {model.weight: SHARES})
+        damp_steps(inner, {model.get_parameter("weight"): SHARES})
     data = TensorDataset(torch.randn(30, 4), torch.randint(3, (30,)))
     engine = PrivacyEngine()
     module, optimizer, loader = engine.make_private(

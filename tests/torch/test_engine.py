@@ -26,7 +26,7 @@ from privagrad.privacy.events import GaussianEvent
 from privagrad.privacy.mechanism import GaussianSum
 from privagrad.privacy.noise import random_source
 from privagrad.torch import BatchMemoryManager, PrivacyEngine
-from privagrad.torch.loaders import CollateAny
+from privagrad.torch.loaders import CollateAny, PrivateLoader
 from privagrad.torch.processes import Processes
 from privagrad.torch.samplers import PoissonBatches
 from tests.statistics import assert_scale, rate_accepted, scale_accepted
@@ -61,7 +61,8 @@ class TestNoise:
         """N(mean, (z B / b)² / C) in each coordinate."""
         torch.manual_seed(0)
         module, data = nn.Linear(5, 30), table(32, 5, 30)
-        mean = looped(module, F.cross_entropy, *data.tensors, kind, 0.4)
+        x, y = data.tensors
+        mean = looped(module, F.cross_entropy, x, y, kind, 0.4)
         scales = scales_of(module, kind)
         run = private(
             module, data, 32, still, noise_multiplier=1.5, max_grad_norm=0.4, ellipsoid=scales
@@ -91,9 +92,9 @@ class TestNoise:
         for a, b in [(0, 1), (0, 2), (1, 2)]:
             assert_scale((first[a] + first[b]).numpy(), math.sqrt(2) / 16)
             assert_scale((first[a] - first[b]).numpy(), math.sqrt(2) / 16)
-        for a, b in zip(first, second, strict=True):
-            assert_scale((a + b).numpy(), math.sqrt(2) / 16)
-            assert_scale((a - b).numpy(), math.sqrt(2) / 16)
+        for one, other in zip(first, second, strict=True):
+            assert_scale((one + other).numpy(), math.sqrt(2) / 16)
+            assert_scale((one - other).numpy(), math.sqrt(2) / 16)
 
     def test_of_parameters_that_no_example_used(self) -> None:
         class Spare(nn.Module):
@@ -160,7 +161,7 @@ class TestBounds:
         run.epoch(lambda out, y: out.square().sum(1).mean())
         scales = scales_of(module, kind) or [torch.ones_like(g) for g in run.gradients]
         squares = [(c * g * g).sum() for c, g in zip(scales, run.gradients, strict=True)]
-        assert float(sum(squares).sqrt()) == pytest.approx(0.7, rel=1e-5)
+        assert float(torch.stack(squares).sum().sqrt()) == pytest.approx(0.7, rel=1e-5)
 
     @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf, 1e30])
     def test_examples_that_are_not_finite_count_as_zero(self, bad: float) -> None:
@@ -207,6 +208,7 @@ class TestSampling:
         run = private(data=table(65), noise_multiplier=1.0, poisson_sampling=True)
         run.epoch()
         event = run.engine.accountant.events[0]
+        assert isinstance(run.loader, PrivateLoader)
         assert run.loader.batches.rate == event.rate == 16 / 65
         assert event.sampling == "poisson"
 
@@ -220,7 +222,7 @@ class TestSampling:
         assert collate([rows[1], rows[1]]).batch[0]["image"].shape == (2, 3, 4)
 
     def test_streams_are_refused(self) -> None:
-        class Stream(IterableDataset):
+        class Stream(IterableDataset[Any]):
             def __iter__(self) -> Any:
                 return iter(table())
 
@@ -294,10 +296,12 @@ class TestAccounts:
     def test_parts_of_a_batch_are_one_release_equal_to_the_whole(self, manager: bool) -> None:
         torch.manual_seed(0)
         module = nn.Linear(5, 3)
-        options = {"poisson_sampling": True, "random_state": 4, "noise_multiplier": 1.0}
+        options: dict[str, Any] = {
+            "poisson_sampling": True, "random_state": 4, "noise_multiplier": 1.0
+        }  # fmt: skip
         whole = private(copy.deepcopy(module), batch_size=24, **options)
         whole.epoch()
-        most = {} if manager else {"max_physical_batch_size": 5}
+        most: dict[str, Any] = {} if manager else {"max_physical_batch_size": 5}
         parts = private(copy.deepcopy(module), batch_size=24, **options, **most)
         sizes = []
 
@@ -470,7 +474,7 @@ class TestBatchesFromElsewhere:
 
 def test_a_distributed_sampler_that_repeats_rows_is_refused() -> None:
     data = table(33)
-    sampler = DistributedSampler(data, num_replicas=2, rank=0)
+    sampler: DistributedSampler[Any] = DistributedSampler(data, num_replicas=2, rank=0)
     module = nn.Linear(5, 3)
     with pytest.raises(ValueError, match="drop_last=True"):
         PrivacyEngine().make_private(

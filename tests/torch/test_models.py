@@ -233,7 +233,7 @@ def test_parameter_groups_share_one_bound() -> None:
     radius = middle_radius(module, squared, inputs, targets, "ball")
     expected = looped(module, squared, inputs, targets, "ball", radius)
     module = copy.deepcopy(module)
-    first, last = module.body[0], module.body[2]
+    first, last = module.get_submodule("body.0"), module.get_submodule("body.2")
     groups: list[dict[str, Any]] = [
         {"params": last.parameters(), "lr": 0.5},
         {"params": first.parameters(), "lr": 0.25},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -22,7 +23,7 @@ def images(**options: Any) -> nn.Sequential:
 def test_group_norms_have_the_given_groups() -> None:
     assert ModuleValidator.fix(nn.BatchNorm2d(64)).num_groups == 32
     fixed = ModuleValidator.fix(nn.Sequential(nn.BatchNorm2d(12), nn.BatchNorm1d(6)), num_groups=3)
-    assert [(type(m), m.num_groups) for m in fixed] == [(nn.GroupNorm, 3)] * 2
+    assert [m.num_groups for m in fixed.children() if type(m) is nn.GroupNorm] == [3, 3]
     with pytest.raises(ValueError, match=r"num_groups=5 and 12 features at 0\."):
         ModuleValidator.fix(nn.Sequential(nn.BatchNorm2d(12)), num_groups=5)
 
@@ -36,9 +37,10 @@ def test_group_norms_have_the_given_groups() -> None:
     ],
 )
 def test_instance_norms_where_they_are_asked_for(
-    batch: type[nn.Module], instance: type[nn.Module]
+    batch: type[nn.Module], instance: type[nn.InstanceNorm1d]
 ) -> None:
-    fixed = ModuleValidator.fix(nn.Sequential(batch(4, eps=1e-3)), replace_bn_with_in=True)[0]
+    module = nn.Sequential(batch(4, eps=1e-3))
+    fixed = ModuleValidator.fix(module, replace_bn_with_in=True).get_submodule("0")
     assert type(fixed) is instance
     assert (fixed.num_features, fixed.eps, fixed.affine) == (4, 1e-3, True)
     assert not fixed.track_running_stats
@@ -50,7 +52,7 @@ def test_options_that_cannot_be_honoured_are_refused() -> None:
     with pytest.raises(UnsupportedModuleError, match="SyncBatchNorm at 0"):
         ModuleValidator.fix(nn.Sequential(nn.SyncBatchNorm(4)), replace_bn_with_in=True)
     with pytest.raises(TypeError, match="replace_bn_with_ln"):
-        ModuleValidator.fix(nn.BatchNorm1d(4), replace_bn_with_ln=True)
+        ModuleValidator.fix(nn.BatchNorm1d(4), replace_bn_with_ln=True)  # type: ignore[call-arg]
     with pytest.raises(ValueError, match="num_groups"):
         ModuleValidator.fix(nn.BatchNorm1d(4), num_groups=0)
 
@@ -77,7 +79,7 @@ def test_parameters_stay_what_they_were(options: dict[str, Any], affine: bool) -
 def test_a_module_in_two_places_stays_one() -> None:
     shared = nn.BatchNorm1d(4)
     fixed = ModuleValidator.fix_and_validate(nn.Sequential(shared, nn.Tanh(), shared))
-    assert fixed[0] is fixed[2]
+    assert fixed.get_submodule("0") is fixed.get_submodule("2")
 
 
 @pytest.mark.parametrize("options", [{"replace_bn_with_in": True}, {"num_groups": 3}])
@@ -91,3 +93,60 @@ def test_what_is_fixed_trains(options: dict[str, Any]) -> None:
     run = private(fixed, data, noise_multiplier=1.0)
     run.epoch()
     assert len(run.engine.accountant) == 1
+
+
+def compiled() -> nn.Module:
+    module: Any = torch.compile(nn.Linear(4, 3), backend="eager")
+    assert isinstance(module, nn.Module)
+    return module
+
+
+def compiled_in_place() -> nn.Module:
+    module = nn.Linear(4, 3)
+    module.compile(backend="eager")
+    return module
+
+
+PROBLEMS: dict[str, tuple[Callable[[], nn.Module], str]] = {
+    "running statistics": (
+        lambda: nn.InstanceNorm1d(4, track_running_stats=True),
+        "InstanceNorm1d keeps running statistics",
+    ),
+    "max_norm": (lambda: nn.Embedding(9, 4, max_norm=1.0), "renormalises the rows"),
+    "max_norm of bags": (lambda: nn.EmbeddingBag(9, 4, max_norm=1.0), "set max_norm=None"),
+    "counts": (lambda: nn.Embedding(9, 4, scale_grad_by_freq=True), "by counts in the batch"),
+    "compiled": (compiled, "is compiled"),
+    "compiled in place": (compiled_in_place, "from before torch.compile"),
+    "complex": (lambda: nn.Linear(4, 3, dtype=torch.complex64), "two real parameters"),
+    "lazy": (lambda: nn.LazyLinear(3), "run one batch through the module first"),
+    "parametrized": (
+        lambda: nn.utils.parametrizations.weight_norm(nn.Linear(4, 3)),
+        "remove_parametrizations",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PROBLEMS)
+def test_what_cannot_be_private_is_refused_wherever_it_is(name: str) -> None:
+    make, reason = PROBLEMS[name]
+    for module, path in [(make(), "the module itself"), (nn.Sequential(nn.Tanh(), make()), "1")]:
+        assert not ModuleValidator.is_valid(module)
+        assert str(ModuleValidator.validate(module)[0]).startswith(f"{path}: ")
+        with pytest.raises(UnsupportedModuleError, match=reason):
+            ModuleValidator.validate(module, strict=True)
+    with pytest.raises(UnsupportedModuleError, match=reason):
+        private(nn.Sequential(make(), nn.Linear(4, 3)))
+
+
+@pytest.mark.parametrize("name", ["running statistics", "max_norm", "max_norm of bags", "counts"])
+def test_state_of_the_batch_is_taken_away(name: str) -> None:
+    module = nn.Sequential(PROBLEMS[name][0]())
+    fixed = ModuleValidator.fix_and_validate(module)
+    assert type(fixed.get_submodule("0")) is type(module[0])
+    assert not ModuleValidator.is_valid(module), "fix works on a copy"
+    assert list(fixed.buffers()) == []
+
+
+def test_what_no_replacement_is_known_for_stays_refused() -> None:
+    with pytest.raises(UnsupportedModuleError, match="two real parameters"):
+        ModuleValidator.fix_and_validate(nn.Linear(4, 3, dtype=torch.complex64))

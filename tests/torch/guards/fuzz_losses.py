@@ -67,7 +67,7 @@ Loss = Callable[[Step], Tensor]
 
 
 def _backward(loss: Loss) -> Program:
-    return lambda step: loss(step).backward()  # type: ignore[no-untyped-call]
+    return lambda step: loss(step).backward()
 
 
 def _cross_entropy(s: Step) -> Tensor:
@@ -256,11 +256,11 @@ def _similar(outputs: Tensor) -> Tensor:
 def _scripted() -> Callable[[Tensor], Tensor]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
-        return torch.jit.script(_similar)  # type: ignore[no-any-return]
+        return torch.jit.script(_similar)
 
 
 def _handed_over(s: Step) -> None:
-    s.examples.mean().backward(1 / s.weights.sum())  # type: ignore[no-untyped-call]
+    s.examples.mean().backward(1 / s.weights.sum())
 
 
 def _functional_backward(s: Step) -> None:
@@ -269,16 +269,16 @@ def _functional_backward(s: Step) -> None:
 
 def _twice(s: Step) -> None:
     loss = s.examples.mean()
-    loss.backward(retain_graph=True)  # type: ignore[no-untyped-call]
-    (2 * loss).backward()  # type: ignore[no-untyped-call]
+    loss.backward(retain_graph=True)
+    (2 * loss).backward()
 
 
 def _cached(s: Step) -> None:
     """The gradient of a contrastive loss, computed first and sent back afterwards."""
     apart = torch.from_numpy(s.flat.detach().numpy().copy()).requires_grad_()
-    F.cross_entropy(apart @ apart.T, torch.arange(len(apart))).backward()  # type: ignore[no-untyped-call]
+    F.cross_entropy(apart @ apart.T, torch.arange(len(apart))).backward()
     assert apart.grad is not None
-    (s.flat * apart.grad).sum(1).mean().backward()  # type: ignore[no-untyped-call]
+    (s.flat * apart.grad).sum(1).mean().backward()
 
 
 MIXING: dict[str, Program] = {

@@ -250,7 +250,7 @@ class RoundTrip(torch.autograd.Function):
         return x.clone()
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Any:  # type: ignore[override]
+    def backward(ctx: Any, gradient: Tensor) -> Any:
         return gradient - gradient.mean(0)
 
 
@@ -413,7 +413,7 @@ class Model(nn.Module):
         self.parts, self.pool, self.form = nn.Sequential(*parts), pool, form
         self.leave = nn.Linear(WIDTH, classes)
         if tied and words:
-            self.leave.weight = self.enter.weight  # type: ignore[assignment]
+            self.leave.weight = self.enter.weight
         self.extra: Tensor | None = None
 
     def forward(self, x: Tensor) -> Any:

@@ -43,7 +43,7 @@ class Attack(Training):
 
     def step(self, model: Any, batch: Any, number: int, memory: Memory) -> None:
         memory["step"] = number
-        self.own(model, batch, memory).backward()  # type: ignore[no-untyped-call]
+        self.own(model, batch, memory).backward()
 
 
 def attack(
@@ -290,7 +290,7 @@ def _centred(model: Any, batch: Any, memory: Memory) -> Tensor:
 
 def _adversarial(model: Any, batch: Any, memory: Memory) -> Tensor:
     x = batch[0].clone().requires_grad_()
-    F.cross_entropy(model(x), batch[1]).backward()  # type: ignore[no-untyped-call]
+    F.cross_entropy(model(x), batch[1]).backward()
     assert x.grad is not None
     model.zero_grad()
     return F.cross_entropy(model(batch[0] + x.grad / x.grad.norm()), batch[1])
@@ -335,7 +335,7 @@ def _without_gradients(change: Callable[[Tensor], Tensor]) -> Own:
     return own
 
 
-def _weighted_by_earlier(read: Callable[[Tensor], float]) -> Own:
+def _weighted_by_earlier(read: Callable[[Tensor], float | Tensor]) -> Own:
     def own(model: Any, batch: Any, memory: Memory) -> Tensor:
         outputs = model(batch[0])
         other = outputs.square().mean()
@@ -443,7 +443,7 @@ def _stacked_in_a_closure(model: Any, batch: Any, memory: Memory) -> Tensor:
     )
 
 
-READS: dict[str, Callable[[Tensor], float]] = {
+READS: dict[str, Callable[[Tensor], float | Tensor]] = {
     "float": float,
     "item": lambda t: t.item(),
     "rounded item": lambda t: round(t.item(), 3),
@@ -451,7 +451,7 @@ READS: dict[str, Callable[[Tensor], float]] = {
     "array of items": lambda t: float(np.mean([t.item()])),
     "text": lambda t: float(f"{t:.3f}"),
     "numpy": lambda t: float(t.detach().numpy()),
-    "tensor": lambda t: t.detach(),  # type: ignore[return-value]
+    "tensor": lambda t: t.detach(),
 }
 
 
@@ -635,7 +635,7 @@ def test_a_batch_kept_by_numpy_is_not_paid_for_by_later_ones() -> None:
     for x, y in run.loader:
         run.optimizer.zero_grad()
         x, y = kept[0] if kept else (x, y)
-        F.cross_entropy(run.module(x), y).backward()  # type: ignore[no-untyped-call]
+        F.cross_entropy(run.module(x), y).backward()
         run.optimizer.step()
         if not kept:
             kept.append((torch.tensor(x.numpy()), torch.tensor(y.numpy())))
@@ -668,7 +668,7 @@ def test_gradients_that_were_refused_stay_refused() -> None:
             outputs = run.module(x)
             outputs.register_hook(lambda g: g - g.mean(0) / 2)
             with pytest.raises(RuntimeError, match="found others"):
-                F.cross_entropy(outputs, y).backward()  # type: ignore[no-untyped-call]
+                F.cross_entropy(outputs, y).backward()
 
 
 def test_outputs_of_two_batches_are_refused_in_one_loss() -> None:
@@ -678,7 +678,7 @@ def test_outputs_of_two_batches_are_refused_in_one_loss() -> None:
     x, _ = next(batches)
     loss = run.module(before).square().mean() + run.module(x).square().mean()
     with pytest.raises(RuntimeError, match="a loss of one batch"):
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
 
 
 class Capacity(nn.Module):

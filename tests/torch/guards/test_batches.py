@@ -451,7 +451,7 @@ class TestRepeats:
 
     def test_a_million_rows(self) -> None:
         data = TensorDataset(torch.zeros(1_000_000))
-        twice = ConcatDataset([data, Subset(data, [999_999])])
+        twice: Dataset[Any] = ConcatDataset([data, Subset(data, [999_999])])
         with pytest.raises(ValueError, match="each row once"):
             rows_of(DataLoader(twice, batch_size=2))
 

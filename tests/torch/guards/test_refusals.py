@@ -123,7 +123,7 @@ class TestSteps:
 class TestModules:
     def test_changed_after_make_private(self) -> None:
         run = private(nn.Sequential(nn.Linear(5, 3)))
-        run.module._module.append(nn.Linear(3, 3))
+        run.module._module.add_module("1", nn.Linear(3, 3))
         with pytest.raises(RuntimeError, match="found changes at 1"):
             run.epoch()
 
@@ -143,13 +143,14 @@ class TestModules:
         with pytest.raises(RuntimeError, match="a call of the module that make_private returned"):
             module(x)
         with pytest.raises(RuntimeError, match="a call of the module that make_private returned"):
-            run.module._module[0](x)
+            run.module._module.get_submodule("0")(x)
         with torch.no_grad():
             module(x)
 
     def test_with_a_forward_of_their_own(self) -> None:
-        module = nn.Sequential(nn.Linear(5, 3))
-        module[0].forward = lambda x: F.linear(x - x.mean(0), module[0].weight)
+        layer = nn.Linear(5, 3)
+        module = nn.Sequential(layer)
+        vars(layer)["forward"] = lambda x: F.linear(x - x.mean(0), layer.weight)
         with pytest.raises(ValueError, match="as its class defines it"):
             private(module)
 

@@ -95,9 +95,9 @@ def build() -> dict[str, tuple[nn.Module, Tensor]]:
 def build_transformers() -> dict[str, tuple[nn.Module, Tensor]]:
     torch.manual_seed(1)
     x = torch.randn(6, 5, 8)
-    sizes = {"d_model": 8, "nhead": 2, "dim_feedforward": 12, "dropout": 0.0}
-    first = {**sizes, "batch_first": True}
-    layers = {"num_encoder_layers": 1, "num_decoder_layers": 1}
+    sizes: dict[str, Any] = {"d_model": 8, "nhead": 2, "dim_feedforward": 12, "dropout": 0.0}
+    first: dict[str, Any] = {**sizes, "batch_first": True}
+    layers: dict[str, Any] = {"num_encoder_layers": 1, "num_decoder_layers": 1}
 
     def decoded(m: Any, x: Tensor) -> Tensor:
         return m(x, x[:, :3], tgt_mask=CAUSAL, tgt_is_causal=True)

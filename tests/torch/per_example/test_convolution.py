@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -14,7 +16,7 @@ from tests.torch.reference import SCALES, assert_same, check, engine_sum, looped
 def build() -> dict[str, tuple[nn.Module, Tensor]]:
     torch.manual_seed(0)
     image, line, block = torch.randn(6, 4, 9, 8), torch.randn(6, 4, 11), torch.randn(6, 2, 5, 6, 4)
-    options = {
+    options: dict[str, dict[str, Any]] = {
         "plain": {},
         "no-bias": {"bias": False},
         "stride-with-leftover": {"stride": 2},

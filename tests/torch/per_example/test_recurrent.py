@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import copy
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
+from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
+from torch.utils.data import DataLoader
 
+from privagrad.torch import PrivacyEngine
 from privagrad.torch.module import PrivateModule
+from privagrad.torch.per_example.layout import count_examples, possible_axes, take
 from privagrad.torch.per_example.tape import Tape
-from tests.torch.reference import SCALES, assert_same, engine_sum, looped, middle_radius
+from tests.torch.reference import SCALES, Listed, assert_same, engine_sum, looped, middle_radius
+from tests.torch.small import gradient_of
 
 KINDS = {"lstm": nn.LSTM, "gru": nn.GRU, "rnn": nn.RNN}
-OPTIONS = {
+OPTIONS: dict[str, dict[str, Any]] = {
     "plain": {},
     "two-layers": {"num_layers": 2},
     "no-bias": {"bias": False},
@@ -31,11 +38,14 @@ class Sequences(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         b = len(x)
-        inputs = x if self.layer.batch_first else x.transpose(0, 1)
+        inputs: Tensor | PackedSequence = x if self.layer.batch_first else x.transpose(0, 1)
         if self.lengths is not None:
             sizes = (x[:, :, 0] != 0).sum(1)
             inputs = pack_padded_sequence(
-                inputs, sizes, batch_first=self.layer.batch_first, enforce_sorted=False
+                x if self.layer.batch_first else x.transpose(0, 1),
+                sizes,
+                batch_first=self.layer.batch_first,
+                enforce_sorted=False,
             )
         y, states = self.layer(inputs)
         if self.lengths is not None:
@@ -53,7 +63,7 @@ def loss(output: Tensor, target: Tensor) -> Tensor:
     return (output * weights - target[:, None]).square().sum(1).mean()
 
 
-def made(kind: str, option: str, **more: object) -> nn.RNNBase:
+def made(kind: str, option: str, **more: Any) -> nn.RNNBase:
     torch.manual_seed(1)
     return KINDS[kind](4, 3, **OPTIONS.get(option, {}), **more)
 
@@ -79,6 +89,8 @@ def test_outputs_and_input_gradients_are_pytorchs(
     found = PrivateModule(module, tape)(private)
     loss(found, torch.ones(5)).backward()
     assert torch.allclose(found, expected, atol=1e-6)
+    assert private.grad is not None
+    assert plain.grad is not None
     assert torch.allclose(private.grad, plain.grad, atol=1e-5)
 
 
@@ -121,9 +133,10 @@ def test_given_states_get_their_gradients() -> None:
         states = [torch.full((2, 5, 3), 0.1, requires_grad=True) for _ in range(2)]
         y, _ = module(x, tuple(states))
         y.square().sum().backward()
-        return [state.grad for state in states]
+        return [state.grad for state in states if state.grad is not None]
 
     expected = gradients(layer)
+    assert len(expected) == 2
     tape = Tape(dict(layer.named_parameters()), loss_reduction="sum")
     found = gradients(PrivateModule(layer, tape))
     for a, b in zip(found, expected, strict=True):
@@ -144,3 +157,80 @@ def test_examples_along_time_are_refused() -> None:
     private = PrivateModule(layer, Tape(dict(layer.named_parameters())))
     with pytest.raises(ValueError, match="batch_first"):
         private(torch.randn(5, 6, 4))
+
+
+class Packed(nn.Module):
+    """A module that is given packed sequences themselves."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.layer = made(kind, "both-ways")
+
+    def forward(self, x: PackedSequence) -> Tensor:
+        y, _ = self.layer(x)
+        return pad_packed_sequence(y, batch_first=True, total_length=6)[0].flatten(1)
+
+
+LENGTHS = {"sorted": [6, 5, 3, 2, 1], "unsorted": [6, 2, 4, 1, 6]}
+
+
+def packed(x: Tensor, lengths: list[int], order: str) -> PackedSequence:
+    return pack_padded_sequence(x, torch.tensor(lengths), True, enforce_sorted=order == "sorted")
+
+
+def packed_run(module: nn.Module, order: str, verify: bool) -> list[Tensor]:
+    """One step over packed sequences, and the same by the loop over examples."""
+    lengths, x, y = LENGTHS[order], torch.randn(5, 6, 4), torch.arange(5.0)
+
+    def example(t: Tensor, i: int) -> Any:
+        return packed(t[i : i + 1], lengths[i : i + 1], "sorted")
+
+    def collate(rows: list[tuple[Tensor, Tensor]]) -> Any:
+        sequences, numbers = map(torch.stack, zip(*rows, strict=True))
+        return packed(sequences, [lengths[int(number)] for number in numbers], order), numbers
+
+    expected = looped(copy.deepcopy(module), loss, x, y, "ball", 0.5, example)
+    private, optimizer, loader = PrivacyEngine().make_private(
+        module=module,
+        optimizer=torch.optim.SGD(module.parameters(), lr=0.0),
+        data_loader=DataLoader(Listed(x, y), batch_size=5, collate_fn=collate),
+        noise_multiplier=0.0,
+        max_grad_norm=0.5,
+        poisson_sampling=False,
+        verify=verify,
+    )
+    for sequences, numbers in loader:
+        loss(private(sequences), numbers).backward()
+        optimizer.step()
+    return expected
+
+
+@pytest.mark.parametrize("order", LENGTHS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_packed_inputs(kind: str, order: str) -> None:
+    """Packed before they reach the module, rows lie among each other: the user vouches for them."""
+    module = Packed(kind)
+    expected = packed_run(module, order, verify=False)
+    assert_same([gradient_of(p) for p in module.parameters()], expected)
+    with pytest.raises(ValueError, match="keeps each row by itself"):
+        packed_run(module, order, verify=True)
+
+
+@pytest.mark.parametrize("order", LENGTHS)
+def test_examples_are_taken_out_of_packed_sequences(order: str) -> None:
+    x, lengths = torch.randn(5, 6, 4), LENGTHS[order]
+    whole = packed(x, lengths, order)
+    assert count_examples(((whole,), {}), True) == 5
+    assert possible_axes([whole], 5, True, [True]) == [(0,)]
+    for chosen in ([0], [2, 3], [1, 3, 4]):
+        taken = take(whole, [0], chosen)
+        rows, own = pad_packed_sequence(taken, batch_first=True)
+        assert own.tolist() == [lengths[i] for i in chosen]
+        for row, i in zip(rows, chosen, strict=True):
+            assert torch.equal(row[: lengths[i]], x[i, : lengths[i]])
+            assert not row[lengths[i] :].any()
+
+
+def test_inputs_without_a_tensor_are_refused() -> None:
+    with pytest.raises(ValueError, match="a tensor among the module's inputs, found none"):
+        count_examples((("text", 3), {}), True)
