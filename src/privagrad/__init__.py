@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 from privagrad.geometry.domains import Box, L1Ball, L2Ball, Simplex, WholeSpace
 from privagrad.geometry.ellipsoid import Ellipsoid
 from privagrad.glm.losses import Loss
-from privagrad.methods.minimize import Result, minimize
+from privagrad.methods.loop import Result
+from privagrad.methods.minimize import minimize
 from privagrad.privacy.accounting import PrivacyPlan, PrivacyReport
 from privagrad.privacy.events import GaussianEvent
 

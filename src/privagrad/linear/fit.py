@@ -17,7 +17,7 @@ from privagrad.linear import recipe
 from privagrad.linear.plan import Plan, PublicFacts
 from privagrad.linear.repeats import MadeUpRows, repeated_spread
 from privagrad.methods import Setting
-from privagrad.methods.minimize import train
+from privagrad.methods.loop import train
 from privagrad.privacy.accounting import PrivacyReport
 from privagrad.privacy.releases import Releases
 from privagrad.queries import moments

@@ -14,7 +14,7 @@ from privagrad.glm.gradients import GlmGradients
 from privagrad.glm.losses import Loss
 from privagrad.glm.rows import DenseRows
 from privagrad.methods import Method, Setting
-from privagrad.methods.minimize import train
+from privagrad.methods.loop import train
 from privagrad.privacy.accounting import PrivacyPlan
 from privagrad.privacy.events import training_event
 from privagrad.privacy.noise import random_source

@@ -19,7 +19,7 @@ from privagrad._internal.validate import Vector
 from privagrad.geometry.domains import Domain
 from privagrad.geometry.ellipsoid import Ellipsoid
 from privagrad.methods import METHODS, Oracle, Setting
-from privagrad.methods.minimize import descend
+from privagrad.methods.loop import descend
 from privagrad.privacy.sampling import Batches, Rows
 
 Gradient = Callable[[Vector, int], ArrayLike]

@@ -1,72 +1,31 @@
-"""Private minimisation: the loop of Algorithms 1 and 2, once for every method."""
+"""Private minimisation: from a loss, rows and a budget to the loop."""
 
 from __future__ import annotations
 
 import math
-import os
-from collections.abc import Callable, Iterator
-from concurrent.futures import Executor, ThreadPoolExecutor
-from contextlib import contextmanager
-from dataclasses import dataclass, field
 from typing import Any, TypedDict, Unpack
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from privagrad._internal import validate
-from privagrad._internal.progress import track
 from privagrad._internal.validate import Vector
 from privagrad.geometry.domains import Domain, WholeSpace
 from privagrad.geometry.ellipsoid import PROJECTIONS, Ellipsoid, Projection
 from privagrad.glm.gradients import GlmGradients
 from privagrad.glm.losses import Loss
 from privagrad.glm.rows import DenseRows, as_rows, as_targets
-from privagrad.methods import METHODS, SCHEDULES, Method, Oracle, Schedule, Setting
-from privagrad.methods._base import EllipsoidRule, Gradients
+from privagrad.methods import METHODS, SCHEDULES, Method, Schedule, Setting
+from privagrad.methods._base import EllipsoidRule
+from privagrad.methods.loop import Callback, Result, train
 from privagrad.methods.objective import Objective, ObjectiveGradients
-from privagrad.methods.oracle import Diagnostics, GradientOracle
-from privagrad.privacy.accounting import PrivacyPlan, PrivacyReport
+from privagrad.privacy.accounting import PrivacyPlan
 from privagrad.privacy.events import GaussianEvent, relation_of
 from privagrad.privacy.noise import RandomState, random_source
 from privagrad.privacy.releases import Releases
-from privagrad.privacy.sampling import SAMPLINGS, Batches, Rows, Sampling
+from privagrad.privacy.sampling import SAMPLINGS, Batches, Sampling
 from privagrad.queries.columns import query_events
 from privagrad.queries.moments import SCALES, known_moments, private_moments, shaped_ellipsoid
-
-Callback = Callable[[int, Vector], object]
-Observer = Callable[[int, Vector, Vector, Vector], None]
-"""Called with the number of a step, the points before and after it, and the private gradient."""
-
-
-@dataclass(frozen=True)
-class Result:
-    """The result of a run.
-
-    Attributes
-    ----------
-    x : array of shape (d,)
-        The suffix average, which every method returns by default.
-    last : array of shape (d,)
-        The last iterate.
-    average : array of shape (d,)
-        The mean of all iterates x_1 ... x_T, which Algorithms 1 and 2 return.
-    suffix_average : array of shape (d,)
-        The mean of the last half of the iterates.
-    privacy : PrivacyReport
-        What the run cost.
-    diagnostics : Diagnostics
-        Counts for debugging, NOT private.
-    """
-
-    last: Vector
-    average: Vector
-    suffix_average: Vector
-    privacy: PrivacyReport
-    diagnostics: Diagnostics = field(repr=False)
-
-    @property
-    def x(self) -> Vector:
-        return self.suffix_average
 
 
 class Options(TypedDict, total=False):
@@ -205,58 +164,6 @@ def minimize(
         callback=options.get("callback"), progress=options.get("progress"),
         threads=options.get("threads"),
     )  # fmt: skip
-
-
-def train(
-    method: Method,
-    gradients: Gradients,
-    setting: Setting,
-    releases: Releases,
-    x: Vector,
-    *,
-    callback: Callback | None = None,
-    observer: Observer | None = None,
-    progress: bool | None = None,
-    threads: int | None = None,
-) -> Result:
-    """Move `x` in place through all steps of the setting."""
-    drawn = setting.batches.draw(releases.source.sampler)
-    drawn = track(drawn, setting.batches.steps, method.name, progress)
-    with _pool(threads) as pool:
-        oracle = GradientOracle(gradients, setting, releases, pool)
-        average, suffix_average = descend(method, oracle, drawn, x, setting, callback, observer)
-    return Result(x, average, suffix_average, releases.report(), oracle.diagnostics)
-
-
-def descend(
-    method: Method,
-    oracle: Oracle,
-    drawn: Iterator[Rows],
-    x: Vector,
-    setting: Setting,
-    callback: Callback | None = None,
-    observer: Observer | None = None,
-) -> tuple[Vector, Vector]:
-    """Move `x` in place through the batches; the average and the suffix average."""
-    state = method.start(setting)
-    project, halfway = setting.domain.project_into, setting.batches.steps // 2
-    total = np.zeros_like(x)
-    before, skipped = np.zeros_like(x), 0
-    done = 0
-    for batch in drawn:
-        gradient = method.gradient(state, oracle, x, batch)
-        old = x.copy() if observer is not None else x
-        metric = method.step(state, x, gradient, setting.step_size_at(done))
-        done += 1
-        if observer is not None:
-            observer(done, old, x, gradient)
-        project(x, x, metric)
-        total += x
-        if done == halfway:
-            before, skipped = total.copy(), done
-        if callback is not None and callback(done, x):
-            break
-    return total / done, (total - before) / (done - skipped)
 
 
 def _known(name: object) -> str:
@@ -425,19 +332,3 @@ def _step_size(given: float | None, method: Method, domain: Domain, dim: int) ->
             "'pasan', 'adagrad' and 'pagan' a bounded domain, for example domain=Box(-1, 1)."
         )
     return default
-
-
-@contextmanager
-def _pool(threads: int | None) -> Iterator[Executor | None]:
-    count = _processors() if threads is None else validate.integer("threads", threads)
-    if count == 1:
-        yield None
-        return
-    with ThreadPoolExecutor(count) as pool:
-        yield pool
-
-
-def _processors() -> int:
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
