@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from concurrent.futures import Executor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
 import numpy as np
@@ -62,18 +62,14 @@ class ObjectiveGradients:
     """
 
     objective: Objective
+    dim: int = field(init=False)
+    n_examples: int = field(init=False)
 
     def __post_init__(self) -> None:
+        # Asked once: the plan and the kernels rely on both.
         for name in ("dim", "n_examples"):
-            integer(f"objective.{name}", getattr(self.objective, name))
-
-    @property
-    def dim(self) -> int:
-        return int(self.objective.dim)
-
-    @property
-    def n_examples(self) -> int:
-        return int(self.objective.n_examples)
+            value = integer(f"objective.{name}", getattr(self.objective, name))
+            object.__setattr__(self, name, value)
 
     def slack(self, batch_size: float) -> float:
         # No Poisson batch beyond twice its expectation plus 64 is seen in practice (1e-20).
@@ -82,18 +78,27 @@ class ObjectiveGradients:
 
     def chunks(self, x: Vector, batch: Rows) -> Iterator[Vector]:
         """The batch's gradients, checked, some rows at a time."""
+        for rows in self._parts(batch):
+            yield self._asked(x, rows)
+
+    def chunks_alone(self, x: Vector, batch: Rows) -> Iterator[Vector]:
+        """`chunks` where each gradient is asked for by itself: not even rounding sees others."""
+        for rows in self._parts(batch):
+            yield np.concatenate([self._asked(x, row).copy() for row in rows[:, None]])
+
+    def _parts(self, batch: Rows) -> Iterator[Rows]:
         size = max(1, _CHUNK_BYTES // (8 * self.dim))
         for first in range(0, batch.size, size):
-            rows = batch[first : first + size]
-            found = np.asarray(
-                self.objective.per_example_gradients(x.copy(), rows), dtype=np.float64
+            yield batch[first : first + size]
+
+    def _asked(self, x: Vector, rows: Rows) -> Vector:
+        found = np.asarray(self.objective.per_example_gradients(x.copy(), rows), dtype=np.float64)
+        if found.shape != (rows.size, self.dim):
+            raise ValueError(
+                f"Expected per_example_gradients of shape ({rows.size}, {self.dim}), one "
+                f"gradient for each of the rows, found shape {found.shape}."
             )
-            if found.shape != (rows.size, self.dim):
-                raise ValueError(
-                    f"Expected per_example_gradients of shape ({rows.size}, {self.dim}), one "
-                    f"gradient for each of the rows, found shape {found.shape}."
-                )
-            yield np.ascontiguousarray(found)
+        return np.ascontiguousarray(found)
 
     def add_bounded(
         self,
@@ -124,8 +129,9 @@ class ObjectiveGradients:
 
     def per_example(self, x: Vector, batch: Rows) -> Vector:
         """The batch's gradients that are finite, one a row."""
-        gradients = np.concatenate([np.empty((0, self.dim)), *self.chunks(x, batch)])
-        return np.asarray(gradients[np.isfinite(gradients).all(axis=1)])
+        # Copies: an objective may give every chunk in the same memory.
+        finite = [chunk[np.isfinite(chunk).all(axis=1)] for chunk in self.chunks(x, batch)]
+        return np.concatenate([np.empty((0, self.dim)), *finite])
 
     def at(self, x: Vector) -> GradientTable:
         """The gradients at `x` as the rows of a table."""
@@ -134,7 +140,11 @@ class ObjectiveGradients:
 
 @dataclass(frozen=True)
 class GradientTable:
-    """All gradients of an objective at one point, as rows that queries read part by part."""
+    """All gradients of an objective at one point, as rows that queries read part by part.
+
+    Votes for octaves have no slack: where a gradient is a power of two, its last digit decides.
+    Each gradient is therefore asked for by itself.
+    """
 
     gradients: ObjectiveGradients
     x: Vector
@@ -144,7 +154,7 @@ class GradientTable:
         return self.gradients.n_examples, self.gradients.dim
 
     def parts(self) -> Iterator[FlatRows]:
-        for chunk in self.gradients.chunks(self.x, np.arange(self.shape[0])):
+        for chunk in self.gradients.chunks_alone(self.x, np.arange(self.shape[0])):
             yield DenseRows(chunk).flat
 
 
