@@ -156,6 +156,13 @@ def test_only_what_a_mechanism_bounded_is_released_and_only_once():
         mechanism.certified(np.ones(3), 1.0)
 
 
+def test_the_noise_covers_the_slack():
+    mechanism, none = GaussianSum(3, 2.0, 1, slack=0.5), GaussianSum(3, 2.0, 1)
+    assert mechanism.sensitivity == pytest.approx(none.sensitivity + 0.5, abs=1e-12)
+    loud, quiet = (m.release(m.sum(), random_source(0)) for m in (mechanism, none))
+    assert loud == pytest.approx(1.5 * quiet, rel=1e-4)
+
+
 @pytest.mark.parametrize("shape", [(4, 2), (4, 4), (3,)])
 def test_vectors_of_another_length_than_the_sum_are_refused(shape):
     """The kernel would read beyond a short row, into the next one."""

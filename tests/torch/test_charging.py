@@ -67,13 +67,13 @@ def releases(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 def spied(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     made: list[float] = []
-    original = GaussianSum.release_parts
+    original = GaussianSum.release
 
-    def release_parts(self: GaussianSum, *args: Any, **kwargs: Any) -> None:
+    def release(self: GaussianSum, *args: Any, **kwargs: Any) -> Any:
         made.append(self.noise_multiplier)
-        original(self, *args, **kwargs)
+        return original(self, *args, **kwargs)
 
-    monkeypatch.setattr(GaussianSum, "release_parts", release_parts)
+    monkeypatch.setattr(GaussianSum, "release", release)
     return made
 
 
@@ -156,14 +156,14 @@ class TestNoise:
                 optimizer=lambda p: torch.optim.SGD(p, lr=0.0),
             )  # fmt: skip
             seen = []
-            original = GaussianSum.release_parts
+            original = GaussianSum.sum_of_parts
 
-            def spy(*args: Any, seen: list[float] = seen, real: Any = original, **k: Any) -> None:
-                seen.append(args[4])
-                real(*args, **k)
+            def spy(*args: Any, seen: list[float] = seen, real: Any = original, **k: Any) -> Any:
+                seen.append(args[2])
+                return real(*args, **k)
 
             with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(GaussianSum, "release_parts", spy)
+                patch.setattr(GaussianSum, "sum_of_parts", spy)
                 for inputs, labels in run.loader:
                     run.step(F.cross_entropy, inputs, labels)
                     run.optimizer.max_grad_norm *= change

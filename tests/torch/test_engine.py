@@ -285,7 +285,7 @@ class TestAccounts:
             raise OSError("no randomness left")
 
         run = private(noise_multiplier=1.0, poisson_sampling=True)
-        monkeypatch.setattr(GaussianSum, "release_parts", fail)
+        monkeypatch.setattr(GaussianSum, "release", fail)
         with pytest.raises(OSError, match="no randomness"):
             run.epoch()
         assert run.engine.accountant.events[0].count == 1

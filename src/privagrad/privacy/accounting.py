@@ -169,13 +169,21 @@ class PrivacyPlan:
     @property
     def noise_multiplier(self) -> float:
         """Of the training: noise over the bound on one example's gradient; 0 without privacy."""
-        return 0.0 if self.unprotected else self[self.training].noise_multiplier
+        if self.unprotected:
+            return 0.0
+        return (self._training or self[self.training]).noise_multiplier
 
     @property
     def sampling(self) -> Sampling | None:
         """How the training draws its rows; None: all rows at once."""
         drawn = [event.sampling for event in self.events if event.purpose == self.training]
         return drawn[-1] if drawn else None
+
+    @property
+    def _training(self) -> Release | None:
+        """The last release of its purpose: other events of `calibrate` may be trainings too."""
+        found = _releases(tuple(e for e in self.events if e.purpose == self.training))
+        return found[-1] if found else None
 
     @property
     def relation(self) -> Relation:
