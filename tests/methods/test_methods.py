@@ -227,6 +227,21 @@ def test_a_method_cannot_release_a_batch_twice():
         run(_Greedy(), epsilon=1.0)
 
 
+class _Sly(DPSGD):
+    """Asks twice, the second time for a copy of the batch."""
+
+    name = "sly"
+
+    def gradient(self, state, oracle, x, batch):
+        oracle.bounded(x, batch, state.setting.ellipsoid)
+        return oracle.bounded(x, batch.copy(), state.setting.ellipsoid)
+
+
+def test_a_method_cannot_release_more_than_the_plan():
+    with pytest.raises(RuntimeError, match="beyond those of the plan"):
+        run(_Sly(), epsilon=1.0)
+
+
 def test_a_method_cannot_get_plain_gradients_of_a_private_run():
     with pytest.raises(ValueError, match="bound private gradients"):
         run(_Careless(), epsilon=1.0)

@@ -207,6 +207,13 @@ def test_gradients_are_taken_in_chunks_of_bounded_memory(monkeypatch):
     assert parts.last == pytest.approx(own.last, abs=1e-12)
 
 
+@pytest.mark.parametrize("batch_size", [1, 50, 10_000])
+def test_the_slack_counts_the_rounding_of_every_other_example(batch_size):
+    most = 2 * batch_size + 64
+    slack = ObjectiveGradients(problem("logistic")).slack(batch_size)
+    assert most * (objectives.APART + most * 2.0**-52) <= slack < 1e-4
+
+
 def test_an_objective_may_give_every_chunk_in_the_same_memory(monkeypatch):
     linear = problem("logistic")
     expected = ObjectiveGradients(linear).per_example(np.ones(5), np.arange(100))
