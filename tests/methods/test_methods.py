@@ -5,11 +5,16 @@ import pytest
 
 import privagrad as pg
 from privagrad.experiments.problems import absolute_regression
+from privagrad.glm.gradients import GlmGradients
+from privagrad.glm.rows import as_rows
 from privagrad.methods import METHODS, Setting
 from privagrad.methods.adagrad import DPAdaGrad
+from privagrad.methods.oracle import GradientOracle
 from privagrad.methods.pagan import PAGAN
 from privagrad.methods.sgd import DPSGD
 from privagrad.privacy.events import training_event
+from privagrad.privacy.noise import random_source
+from privagrad.privacy.releases import Releases
 from privagrad.privacy.sampling import Batches
 
 PRIVATE = [name for name, method in METHODS.items() if method.shape != "none"]
@@ -227,6 +232,21 @@ def test_a_method_cannot_release_a_batch_twice():
         run(_Greedy(), epsilon=1.0)
 
 
+class _Sly(DPSGD):
+    """Asks twice, the second time for a copy of the batch."""
+
+    name = "sly"
+
+    def gradient(self, state, oracle, x, batch):
+        oracle.bounded(x, batch, state.setting.ellipsoid)
+        return oracle.bounded(x, batch.copy(), state.setting.ellipsoid)
+
+
+def test_a_method_cannot_release_more_than_the_plan():
+    with pytest.raises(RuntimeError, match="beyond those of the plan"):
+        run(_Sly(), epsilon=1.0)
+
+
 def test_a_method_cannot_get_plain_gradients_of_a_private_run():
     with pytest.raises(ValueError, match="bound private gradients"):
         run(_Careless(), epsilon=1.0)
@@ -238,3 +258,26 @@ def test_zero_over_zero_is_zero():
         state = method.start(Setting(3, Batches(1, 1, 1), pg.WholeSpace()))
         method.step(state, x, np.zeros(3), 0.5)
         assert x.tolist() == [1.0, 1.0, 1.0]
+
+
+class _Boastful(DPSGD):
+    """Claims to see fewer rows than the loop draws."""
+
+    name = "boastful"
+
+    def training(self, batches, epsilon):
+        return training_event(Batches(10**6, 1, batches.steps))
+
+
+def test_a_method_cannot_plan_other_releases_than_the_loop_makes():
+    with pytest.raises(ValueError, match="charged for what the loop draws"):
+        run(_Boastful(), epsilon=1.0)
+
+
+def test_an_oracle_takes_noise_and_counts_from_one_plan():
+    batches = Batches(10, 2, 3)
+    planned, other = (pg.PrivacyPlan((training_event(batches, z),)) for z in (1.0, 2.0))
+    setting = Setting(2, batches, pg.WholeSpace(), planned)
+    gradients = GlmGradients.of(pg.Loss("linear"), as_rows(np.ones((10, 2))), None)
+    with pytest.raises(ValueError, match="Expected the plan of the setting"):
+        GradientOracle(gradients, setting, Releases(other, random_source(0)), None)

@@ -47,6 +47,11 @@ def test_averages_are_the_iterates_averages():
         assert result.x is result.suffix_average
 
 
+def test_a_run_stopped_at_its_middle_has_a_suffix_average():
+    result = usual(steps=10, callback=lambda k, _: k == 5)
+    assert np.array_equal(result.x, result.average)
+
+
 def test_a_run_stopped_by_its_callback_costs_its_whole_plan():
     """The stop looks at iterates: only a number of steps fixed beforehand is cheaper."""
     seen = []

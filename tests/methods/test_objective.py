@@ -207,7 +207,70 @@ def test_gradients_are_taken_in_chunks_of_bounded_memory(monkeypatch):
     assert parts.last == pytest.approx(own.last, abs=1e-12)
 
 
+@pytest.mark.parametrize("batch_size", [1, 50, 10_000])
+def test_the_slack_counts_the_rounding_of_every_other_example(batch_size):
+    most = 2 * batch_size + 64
+    slack = ObjectiveGradients(problem("logistic")).slack(batch_size)
+    assert most * (objectives.APART + most * 2.0**-52) <= slack < 1e-4
+
+
+def test_an_objective_may_give_every_chunk_in_the_same_memory(monkeypatch):
+    linear = problem("logistic")
+    expected = ObjectiveGradients(linear).per_example(np.ones(5), np.arange(100))
+    memory, real = np.empty((120, 5)), linear.per_example_gradients
+
+    def reused(x: Array, rows: Any) -> Array:
+        memory[: len(rows)] = real(x, rows)
+        return memory[: len(rows)]
+
+    monkeypatch.setattr(linear, "per_example_gradients", reused)
+    monkeypatch.setattr(objectives, "_CHUNK_BYTES", 8 * 5 * 20)
+    found = ObjectiveGradients(linear).per_example(np.ones(5), np.arange(100))
+    assert np.array_equal(found, expected)
+
+
+def test_the_dimension_and_the_number_of_examples_are_asked_once():
+    class Growing:
+        calls = 0
+
+        def _next(self) -> int:
+            self.calls += 1
+            return 3 + self.calls // 3
+
+        dim = n_examples = property(_next)
+
+        def per_example_gradients(self, x: Array, rows: Any) -> Array:
+            return np.zeros((len(rows), self.dim))
+
+    gradients = ObjectiveGradients(Growing())
+    assert {gradients.dim for _ in range(9)} == {3}
+    assert {gradients.n_examples for _ in range(9)} == {3}
+    with pytest.raises(ValueError, match="of shape"):
+        gradients.per_example(np.zeros(3), np.arange(2))
+
+
 # The ellipsoid
+
+
+def test_rounding_that_hangs_on_other_examples_moves_no_vote_for_an_octave():
+    """1 and the double below it are in different octaves: all rows' votes would move at once."""
+
+    class Rounds:
+        dim, n_examples = 1, 256
+
+        def __init__(self, first: float) -> None:
+            self.Z = np.ones((256, 1))
+            self.Z[0] = first
+
+        def per_example_gradients(self, x: Array, rows: Any) -> Array:
+            total = self.Z[rows].sum()
+            return (self.Z[rows] + total) - total
+
+    one, other = Rounds(1.0), Rounds(0.15)
+    check_objective(other)
+    tables = [ObjectiveGradients(each).at(np.zeros(1)).parts() for each in (one, other)]
+    octaves = [np.frexp(np.concatenate([part.data for part in parts]))[1] for parts in tables]
+    assert (octaves[0] != octaves[1]).sum() == 1
 
 
 def test_without_an_ellipsoid_the_moments_of_the_gradients_at_the_start_are_asked_privately():
@@ -383,6 +446,24 @@ class Counts(Linear):
         return np.asarray(super().per_example_gradients(x, rows) / max(len(rows), 1))
 
 
+class Large(Linear):
+    """Sees the other rows of large batches."""
+
+    def per_example_gradients(self, x: Array, rows: Any) -> Array:
+        gradients = super().per_example_gradients(x, rows)
+        return np.asarray(gradients - (gradients.mean(axis=0) if len(rows) > 100 else 0.0))
+
+
+class Units(Linear):
+    """Sees other rows in one coordinate, beside the first, whose unit is very small."""
+
+    def per_example_gradients(self, x: Array, rows: Any) -> Array:
+        gradients = super().per_example_gradients(x, rows)
+        gradients[:, 0] += 1e15
+        gradients[:, 1] += gradients[:, 1].sum()
+        return gradients
+
+
 class Writes(Linear):
     """Changes x."""
 
@@ -414,6 +495,8 @@ class Summed(Linear):
         (Normalised, "in a batch with others"),
         (Remembers, "Expected one gradient of example"),
         (Counts, "in a batch with others"),
+        (Large, "in a batch with others"),
+        (Units, "in a batch with others"),
         (Writes, "leave x and rows as they are"),
         (WrongSign, "as for a convex objective"),
         (Summed, "of shape"),

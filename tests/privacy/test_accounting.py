@@ -169,6 +169,17 @@ def test_further_events_are_paid_from_the_same_budget():
     assert forgotten.epsilon(1e-5) < 0.97
 
 
+def test_a_training_may_be_calibrated_beside_earlier_trainings():
+    first = pg.PrivacyPlan.calibrate(**SETTINGS[0])
+    second = pg.PrivacyPlan.calibrate(**SETTINGS[0] | {"epsilon": 2.0}, other_events=first.events)
+    _, training = second.events
+    assert isinstance(training, pg.GaussianEvent)
+    assert second.noise_multiplier == training.noise_multiplier
+    assert second.noise_multiplier != first.noise_multiplier
+    assert second.sampling == first.sampling
+    assert second.epsilon(1e-5) <= 2.0
+
+
 def test_a_budget_already_spent_is_refused():
     with pytest.raises(ValueError, match="spent on moments: raise epsilon"):
         pg.PrivacyPlan.calibrate(

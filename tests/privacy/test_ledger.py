@@ -439,3 +439,16 @@ def test_files_and_events_of_a_newer_version_are_refused(tmp_path: Path) -> None
     with pytest.raises(ValueError, match="found 'Unknown'"):
         codec.loads('[{"kind": "Unknown"}]')
     assert codec.loads("[]") == codec.loads(codec.dumps(())) == ()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "null", "{}", '{"events": []}', '{"version": "2", "events": []}',
+        '{"version": NaN, "events": []}', '{"version": -1, "events": []}', '{"version": 2}',
+        '{"version": 2, "events": {}}', '{"version": 2, "events": ""}',
+    ],
+)  # fmt: skip
+def test_damaged_events_are_refused_and_never_read_as_none(text: str) -> None:
+    with pytest.raises(ValueError, match="Expected"):
+        codec.loads(text)

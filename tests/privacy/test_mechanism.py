@@ -150,8 +150,24 @@ def test_only_what_a_mechanism_bounded_is_released_and_only_once():
     mechanism.release(total, source)
     with pytest.raises(ValueError, match="not released yet"):
         mechanism.release(total, source)
+    with pytest.raises(ValueError, match="not released yet"):
+        total.add(np.ones((1, 3)))  # would show the row in the released array
     with pytest.raises(ValueError, match="slack"):
         mechanism.certified(np.ones(3), 1.0)
+
+
+def test_the_noise_covers_the_slack():
+    mechanism, none = GaussianSum(3, 2.0, 1, slack=0.5), GaussianSum(3, 2.0, 1)
+    assert mechanism.sensitivity == pytest.approx(none.sensitivity + 0.5, abs=1e-12)
+    loud, quiet = (m.release(m.sum(), random_source(0)) for m in (mechanism, none))
+    assert loud == pytest.approx(1.5 * quiet, rel=1e-4)
+
+
+@pytest.mark.parametrize("shape", [(4, 2), (4, 4), (3,)])
+def test_vectors_of_another_length_than_the_sum_are_refused(shape):
+    """The kernel would read beyond a short row, into the next one."""
+    with pytest.raises(ValueError, match="Expected vectors of 3 coordinates"):
+        GaussianSum(3, 1.0, 1).sum().add(np.ones(shape))
 
 
 @given(data=st.data(), dim=st.integers(1, 30))

@@ -34,3 +34,14 @@ def test_a_checkpoint_that_says_add_or_remove_one_keeps_its_meaning(tmp_path: Pa
     accountant = Accountant()
     accountant.resume(state, tmp_path / "checkpoint.pt")
     assert accountant.events == (replace(EVENTS[2], count=4),)
+
+
+def test_going_back_to_an_older_checkpoint_forgets_no_release(tmp_path: Path) -> None:
+    accountant, event = Accountant(), GaussianEvent(1.0)
+    for _ in range(4):
+        accountant.charge(event)
+    older = accountant.state_dict()
+    for _ in range(6):
+        accountant.charge(event)
+    accountant.resume(older, tmp_path / "older.pt")
+    assert len(accountant) == 10

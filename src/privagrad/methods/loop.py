@@ -92,6 +92,8 @@ def descend(
     before, skipped = np.zeros_like(x), 0
     done = 0
     for batch in drawn:
+        if done == halfway:
+            before, skipped = total.copy(), done
         gradient = method.gradient(state, oracle, x, batch)
         old = x.copy() if observer is not None else x
         metric = method.step(state, x, gradient, setting.step_size_at(done))
@@ -100,8 +102,6 @@ def descend(
             observer(done, old, x, gradient)
         project(x, x, metric)
         total += x
-        if done == halfway:
-            before, skipped = total.copy(), done
         if callback is not None and callback(done, x):
             break
     return total / done, (total - before) / (done - skipped)

@@ -20,7 +20,7 @@ from privagrad.methods._base import EllipsoidRule
 from privagrad.methods.loop import Callback, Result, train
 from privagrad.methods.objective import Objective, ObjectiveGradients
 from privagrad.privacy.accounting import PrivacyPlan
-from privagrad.privacy.events import GaussianEvent, relation_of
+from privagrad.privacy.events import GaussianEvent, relation_of, training_event
 from privagrad.privacy.noise import RandomState, random_source
 from privagrad.privacy.releases import Releases
 from privagrad.privacy.sampling import SAMPLINGS, Batches, Sampling
@@ -224,6 +224,11 @@ def _plan(
         relation = relation_of(batches.sampling or "poisson")
         queries = query_events(SCALES.shares, epsilon, delta, relation)
     training = rule.training(batches, epsilon)
+    if not rule.one_shot and training != training_event(batches):
+        raise ValueError(
+            f"Expected {rule.name!r} to plan one release a step, {training_event(batches)}, found "
+            f"{training}: methods over batches are charged for what the loop draws."
+        )
     others = [*queries, *rule.other_events()]
     return PrivacyPlan.calibrate_event(training, epsilon, delta, others)
 

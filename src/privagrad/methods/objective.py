@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from concurrent.futures import Executor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
 import numpy as np
@@ -22,7 +22,8 @@ _CHUNK_BYTES = 2**25
 """The most memory for the gradients of one chunk of examples."""
 
 APART = 2.0**-40
-"""How far the other examples of a chunk may move a gradient by rounding, relative to its norm."""
+"""How far the other examples of a chunk may move a coordinate of a gradient by rounding, relative to
+its size."""
 
 
 @runtime_checkable
@@ -34,9 +35,13 @@ class Objective(Protocol):
     Guarantees
     ----------
     What the user must guarantee: row k of ``per_example_gradients(x, rows)`` depends on x, on
-    example ``rows[k]`` and on public numbers alone, up to rounding in the last digits; the
-    examples are numbered once and for all; `dim` and `n_examples` are public.
+    example ``rows[k]`` and on public numbers alone, up to rounding: each coordinate to 2^-40 of
+    its size. The examples are numbered once and for all; `dim` and `n_examples` are public.
     `privagrad.testing.check_objective` searches for violations.
+
+    Products of matrices round by a row's place in the batch. Where F bends, that could decide on
+    which side an example lies that is exactly on the bend: sum such margins row by row,
+    ``(A[rows] * x).sum(axis=1)``, which does not depend on the batch.
     """
 
     @property
@@ -63,38 +68,44 @@ class ObjectiveGradients:
     """
 
     objective: Objective
+    dim: int = field(init=False)
+    n_examples: int = field(init=False)
 
     def __post_init__(self) -> None:
+        # Asked once: the plan and the kernels rely on both.
         for name in ("dim", "n_examples"):
-            integer(f"objective.{name}", getattr(self.objective, name))
-
-    @property
-    def dim(self) -> int:
-        return int(self.objective.dim)
-
-    @property
-    def n_examples(self) -> int:
-        return int(self.objective.n_examples)
+            value = integer(f"objective.{name}", getattr(self.objective, name))
+            object.__setattr__(self, name, value)
 
     def slack(self, batch_size: float) -> float:
         # No Poisson batch beyond twice its expectation plus 64 is seen in practice (1e-20).
         most = 2 * batch_size + 64
-        return most * (APART + most * ULP)
+        # Bounding a vector moves it by a few times what moved the gradient.
+        return most * (8 * APART + most * ULP)
 
     def chunks(self, x: Vector, batch: Rows) -> Iterator[Vector]:
         """The batch's gradients, checked, some rows at a time."""
+        for rows in self._parts(batch):
+            yield self._asked(x, rows)
+
+    def chunks_alone(self, x: Vector, batch: Rows) -> Iterator[Vector]:
+        """`chunks` where each gradient is asked for by itself: not even rounding sees others."""
+        for rows in self._parts(batch):
+            yield np.concatenate([self._asked(x, row).copy() for row in rows[:, None]])
+
+    def _parts(self, batch: Rows) -> Iterator[Rows]:
         size = max(1, _CHUNK_BYTES // (8 * self.dim))
         for first in range(0, batch.size, size):
-            rows = batch[first : first + size]
-            found = np.asarray(
-                self.objective.per_example_gradients(x.copy(), rows), dtype=np.float64
+            yield batch[first : first + size]
+
+    def _asked(self, x: Vector, rows: Rows) -> Vector:
+        found = np.asarray(self.objective.per_example_gradients(x.copy(), rows), dtype=np.float64)
+        if found.shape != (rows.size, self.dim):
+            raise ValueError(
+                f"Expected per_example_gradients of shape ({rows.size}, {self.dim}), one "
+                f"gradient for each of the rows, found shape {found.shape}."
             )
-            if found.shape != (rows.size, self.dim):
-                raise ValueError(
-                    f"Expected per_example_gradients of shape ({rows.size}, {self.dim}), one "
-                    f"gradient for each of the rows, found shape {found.shape}."
-                )
-            yield np.ascontiguousarray(found)
+        return np.ascontiguousarray(found)
 
     def add_bounded(
         self,
@@ -123,9 +134,10 @@ class ObjectiveGradients:
         return 0, left_out
 
     def per_example(self, x: Vector, batch: Rows) -> Vector:
-        """The batch's gradients that are finite, as rows."""
-        gradients = np.concatenate([np.empty((0, self.dim)), *self.chunks(x, batch)])
-        return np.asarray(gradients[np.isfinite(gradients).all(axis=1)])
+        """The batch's gradients that are finite, one a row."""
+        # Copies: an objective may give every chunk in the same memory.
+        finite = [chunk[np.isfinite(chunk).all(axis=1)] for chunk in self.chunks(x, batch)]
+        return np.concatenate([np.empty((0, self.dim)), *finite])
 
     def at(self, x: Vector) -> GradientTable:
         """The gradients at `x` as the rows of a table."""
@@ -134,7 +146,11 @@ class ObjectiveGradients:
 
 @dataclass(frozen=True)
 class GradientTable:
-    """All gradients of an objective at one point, as rows that queries read part by part."""
+    """All gradients of an objective at one point, as rows that queries read part by part.
+
+    Votes for octaves have no slack: where a gradient is a power of two, its last digit decides.
+    Each gradient is therefore asked for by itself.
+    """
 
     gradients: ObjectiveGradients
     x: Vector
@@ -144,7 +160,7 @@ class GradientTable:
         return self.gradients.n_examples, self.gradients.dim
 
     def parts(self) -> Iterator[FlatRows]:
-        for chunk in self.gradients.chunks(self.x, np.arange(self.shape[0])):
+        for chunk in self.gradients.chunks_alone(self.x, np.arange(self.shape[0])):
             yield DenseRows(chunk).flat
 
 

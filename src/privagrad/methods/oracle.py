@@ -57,6 +57,8 @@ class GradientOracle:
         releases: Releases,
         pool: Executor | None,
     ) -> None:
+        if setting.plan != releases.plan:
+            raise ValueError("Expected the plan of the setting to be that of the releases.")
         self.gradients, self.setting = gradients, setting
         self.releases, self.pool = releases, pool
         self.private, self.training = setting.noise_multiplier > 0, setting.plan.training

@@ -170,8 +170,12 @@ class PrivacyPlan:
                 "nobody. For no privacy minimise with epsilon=float('inf')."
             )
         delta = validate.delta_of(delta)
-        events = _calibrated(tuple(other_events), event, float(epsilon), delta)
-        return cls(events, event.purpose)
+        earlier = f"earlier {event.purpose}"
+        others = tuple(
+            replace(other, purpose=earlier) if other.purpose == event.purpose else other
+            for other in other_events
+        )
+        return cls(_calibrated(others, event, float(epsilon), delta), event.purpose)
 
     def __getitem__(self, purpose: str) -> Release:
         """The one event with this purpose."""
@@ -190,12 +194,14 @@ class PrivacyPlan:
     @property
     def noise_multiplier(self) -> float:
         """Of the training: noise over the bound on one example's gradient; 0 without privacy."""
-        if self.training not in self and not self.unprotected:
+        if self.unprotected:
+            return 0.0
+        if self.training not in self:
             raise ValueError(
                 f"Expected a plan with one training, {self.training!r}, found "
                 f"{', '.join(event.purpose for event in self.events) or 'nothing'}."
             )
-        return 0.0 if self.unprotected else self[self.training].noise_multiplier
+        return self[self.training].noise_multiplier
 
     @property
     def sampling(self) -> Sampling | None:

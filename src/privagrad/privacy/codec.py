@@ -14,6 +14,7 @@ from typing import Any
 from privagrad.privacy.events import Event, GaussianEvent, ObjectiveEvent, SelectEvent
 
 VERSION = 2
+_VERSIONS = (1, VERSION)
 _KINDS: dict[str, Any] = {
     kind.__name__: kind for kind in (GaussianEvent, ObjectiveEvent, SelectEvent)
 }
@@ -29,12 +30,16 @@ def loads(text: str) -> tuple[Event, ...]:
     told = json.loads(text)
     if isinstance(told, list):
         told = {"version": 1, "events": told}
-    if told["version"] > VERSION:
+    version = told.get("version") if isinstance(told, dict) else None
+    if version not in _VERSIONS:
         raise ValueError(
-            f"Expected events of version {VERSION} or older, found version {told['version']}: a "
+            f"Expected events of version {VERSION} or older, found version {version!r}: a "
             "newer privagrad wrote them. Upgrade this one."
         )
-    return tuple(from_json(values) for values in told["events"])
+    events = told.get("events")
+    if not isinstance(events, list):
+        raise ValueError(f"Expected a list of events, found {type(events).__name__}.")
+    return tuple(from_json(values) for values in events)
 
 
 def as_json(event: Event) -> dict[str, Any]:

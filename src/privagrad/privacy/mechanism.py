@@ -236,10 +236,16 @@ class BoundedSum:
         ----------
         What a row adds depends on nothing but the row.
         """
+        if vectors.ndim != 2 or vectors.shape[1] != self.memory.size:
+            raise ValueError(
+                f"Expected vectors of {self.memory.size} coordinates, one a row, found shape "
+                f"{vectors.shape}."
+            )
         self.add_by(_add_bounded, vectors, self.mechanism.slack == 0.0)
 
     def add_by(self, add: Adds, *arguments: Any) -> None:
         """Let a kernel bound and add vectors, by this mechanism's grid and limit."""
+        self._require_open()
         mechanism = self.mechanism
         clipped, nonfinite = add(self.memory, 1.0 / mechanism.grid, mechanism.limit, *arguments)
         self.clipped += clipped
@@ -247,12 +253,15 @@ class BoundedSum:
 
     def close(self) -> None:
         """Called by the release: a second release of the same rows would not be paid for."""
+        self._require_open()
+        self.open = False
+
+    def _require_open(self) -> None:
         if not self.open:
             raise ValueError(
                 "Expected a sum that was not released yet, found one that was: every release is "
                 "charged by itself. Bound and sum the rows again."
             )
-        self.open = False
 
     @property
     def share(self) -> Share | None:

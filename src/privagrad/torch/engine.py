@@ -205,8 +205,7 @@ class PrivacyEngine:
         releases = epochs * (1 if sampling.takes_each_row_once else sampling.steps)
         planned = replace(sampling.event, count=releases)
         delta = validate.delta_of(target_delta, sampling.n_rows)
-        earlier = [replace(e, purpose=f"earlier {e.purpose}") for e in self.accountant.events]
-        plan = PrivacyPlan.calibrate_event(planned, target_epsilon, delta, earlier)
+        plan = PrivacyPlan.calibrate_event(planned, target_epsilon, delta, self.accountant.events)
         return self.make_private(
             module=module,
             optimizer=optimizer,
