@@ -25,7 +25,6 @@ from privagrad.torch.scales import Scale, accurate, as_matrix
 FLOAT32 = 2.0**-10
 """What norms and sums in float32 may be off, counted as sensitivity."""
 
-
 Observer = Callable[[int, dict[str, list[PerExampleGradient]], float], None]
 """Is shown the number of examples, their gradients, and the factor that these still need."""
 
@@ -96,8 +95,7 @@ class PrivateOptimizer(Optimizer):
         self.noise_multiplier, self.max_grad_norm = terms.noise_multiplier, terms.max_grad_norm
         self.expected_batch_size = self._batch_size = terms.expected_batch_size
         self.learned_ellipsoid = ellipsoid.learned
-        # Whether the next step() completes a batch, and whether a part of one waits for it.
-        self.last_chunk = self._waits = True
+        self._last = self._waits = True
         self.observe: Observer | None = None
         self.non_finite = self.releases = 0
         self.step_done: Callable[[], None] = lambda: None
@@ -145,6 +143,11 @@ class PrivateOptimizer(Optimizer):
         self._drop_batch()
         self._scales = scales
 
+    @property
+    def last_chunk(self) -> bool:
+        """Whether the next `step()` completes a batch; only the data loader can tell."""
+        return self._last
+
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """One private step; or, for all but the last part of a large batch, its part of the sum."""
         loss = None
@@ -170,7 +173,7 @@ class PrivateOptimizer(Optimizer):
         """A batch, or a part of one, comes next; what was left of a batch broken off is dropped."""
         if first:
             self._drop_batch()
-        self.last_chunk, self._waits = last, True
+        self._last, self._waits = last, True
 
     def _drop_batch(self) -> None:
         self._sums: dict[str, Tensor] = {}

@@ -177,10 +177,8 @@ def _gradients_alone(value: Any, parameters: dict[str, nn.Parameter]) -> dict[st
 @torch.no_grad()
 def _squares_of(gradients: list[PerExampleGradient]) -> list[float]:
     """The squared norm of each example's gradient of a parameter, as the engine has it."""
-    scales = [Scale.ball(as_matrix(own.parameter)[own.part]) for own in gradients]
-    squares = [
-        own.squared_norms(scale).double() for own, scale in zip(gradients, scales, strict=True)
-    ]
+    balls = [Scale.ball(as_matrix(own.parameter)[own.part]) for own in gradients]
+    squares = [own.squared_norms(ball).double() for own, ball in zip(gradients, balls, strict=True)]
     return [max(float(square), 0.0) for square in torch.stack(squares).sum(0)]
 
 

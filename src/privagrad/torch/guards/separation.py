@@ -32,10 +32,8 @@ _GUESSES = 12
 
 def constant_layouts(trace: Trace, count: int) -> list[dict[int, Layout]]:
     """Which constants have a row for each example, the likeliest first."""
-    tensors = {
-        id(c): c for s in trace for c in s.constants if isinstance(c, Tensor) and c.dim() > 0
-    }
-    options = {key: list(row_layouts(t.shape, count)) for key, t in tensors.items()}
+    tensors = [c for s in trace for c in s.constants if isinstance(c, Tensor) and c.dim() > 0]
+    options = {id(tensor): list(row_layouts(tensor.shape, count)) for tensor in tensors}
     options = {key: found for key, found in options.items() if found}
     first = {key: found[0] for key, found in options.items()}
     guesses = [first]
