@@ -17,7 +17,8 @@ from privagrad.privacy import codec
 from privagrad.privacy.accounting import PrivacyPlan
 from privagrad.privacy.codec import as_json, from_json
 from privagrad.privacy.events import GaussianEvent, ObjectiveEvent, SelectEvent, merged
-from privagrad.privacy.ledger import VERSION, BudgetError, Ledger, default_path
+from privagrad.privacy.ledger import BudgetError, Ledger, default_path
+from privagrad.privacy.ledger_file import VERSION
 from tests import killing
 
 QUERY = GaussianEvent(8.0, 1, purpose="moments")

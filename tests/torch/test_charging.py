@@ -199,7 +199,7 @@ class TestNoise:
         """Rows added under a batch declared unfinished would be added once more."""
         run = private()
         with pytest.raises(AttributeError):
-            run.optimizer.last_chunk = False
+            run.optimizer.last_chunk = False  # type: ignore[misc]
 
 
 class TestDraws:

@@ -13,7 +13,8 @@ import typer
 
 from privagrad.cli._output import Json, JsonObject, LedgerPath, command, say, show_table
 from privagrad.privacy.codec import as_json as event_as_json
-from privagrad.privacy.ledger import Account, Entry, Ledger
+from privagrad.privacy.ledger import Account, Ledger
+from privagrad.privacy.ledger_file import Entry
 
 app = typer.Typer(
     no_args_is_help=True,

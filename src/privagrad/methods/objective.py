@@ -22,7 +22,7 @@ _CHUNK_BYTES = 2**25
 """The most memory for the gradients of one chunk of examples."""
 
 APART = 2.0**-40
-"""How far the other examples of a chunk may move a coordinate of a gradient by rounding, relative to
+"""How far other examples of a chunk may move a coordinate of a gradient by rounding, relative to
 its size."""
 
 

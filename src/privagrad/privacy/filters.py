@@ -35,6 +35,7 @@ import numpy as np
 from privagrad._internal.validate import Vector
 from privagrad.privacy.accounting import PrivacyPlan
 from privagrad.privacy.events import Event, GaussianEvent, Relation
+from privagrad.privacy.totals import sensitivity_of
 
 _SET_ASIDE = 0.2
 """The part of delta that later runs may use for showing everything."""
@@ -81,7 +82,7 @@ def epsilon_of_runs(
     # In this form NaN counts as too much.
     if not (math.isfinite(mu) and used <= aside * (1 + 1e-9) and aside < delta):
         return math.inf
-    rest = GaussianEvent(_sensitivity(relation) / mu, under=relation, purpose="later runs")
+    rest = GaussianEvent(sensitivity_of(relation) / mu, under=relation, purpose="later runs")
     return PrivacyPlan((*first, rest)).epsilon(delta - aside)
 
 
@@ -95,17 +96,15 @@ def _fixed(events: tuple[Event, ...], relation: Relation) -> tuple[Event, ...]:
     )
 
 
-def _sensitivity(relation: Relation | None) -> float:
-    return 2.0 if relation == "replace-one" else 1.0
-
-
 @lru_cache(maxsize=1024)
 def _cover(events: tuple[Event, ...], epsilon: float, delta: float) -> Cover:
     """The least Gaussian cover of a run; what its leak takes of delta grows with its part of μ²."""
     leak = math.fsum(e.count * e.leak for e in events if isinstance(e, GaussianEvent))
     gaussian = [e for e in events if isinstance(e, GaussianEvent) and _sees_all_rows(e)]
     if len(gaussian) == len(events):
-        squares = (e.count * (_sensitivity(e.relation) / e.noise_multiplier) ** 2 for e in gaussian)
+        squares = (
+            e.count * (sensitivity_of(e.relation) / e.noise_multiplier) ** 2 for e in gaussian
+        )
         return Cover(math.sqrt(math.fsum(squares)), leak)
     deltas = PrivacyPlan(tuple(_without_leak(event) for event in events)).deltas(_EPSILONS)
     whole = _gaussian_mu(epsilon, (1 - _SET_ASIDE) * delta)

@@ -8,53 +8,19 @@ charged for everything it reserved.
 
 from __future__ import annotations
 
-import getpass
 import math
 import os
 import sqlite3
 import uuid
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Literal
 
 from privagrad._internal import validate
-from privagrad.privacy import codec
+from privagrad.privacy import ledger_file as file
 from privagrad.privacy.events import Event, merged
 from privagrad.privacy.filters import epsilon_of_runs
-
-VERSION = 1
-"""The version of the file, its `user_version`; that of files of privagrad 0.1 is 0."""
-
-State = Literal["reserved", "finished", "released"]
-
-_PATIENCE_SECONDS = 120.0
-_TABLES = """
-CREATE TABLE IF NOT EXISTS datasets (
-    name TEXT PRIMARY KEY, at TEXT NOT NULL, user TEXT NOT NULL,
-    epsilon REAL NOT NULL, delta REAL NOT NULL, fingerprint TEXT
-);
-CREATE TABLE IF NOT EXISTS history (
-    number INTEGER PRIMARY KEY AUTOINCREMENT, at TEXT NOT NULL, user TEXT NOT NULL,
-    dataset TEXT NOT NULL REFERENCES datasets(name), run TEXT NOT NULL,
-    state TEXT NOT NULL CHECK (state IN ('reserved', 'finished', 'released')),
-    note TEXT NOT NULL, events TEXT NOT NULL, UNIQUE (run, state)
-);
-CREATE TABLE IF NOT EXISTS contents (run TEXT PRIMARY KEY, fingerprint TEXT NOT NULL);
-"""
-_TRIGGER = """
-CREATE TRIGGER IF NOT EXISTS {name} BEFORE {when}
-BEGIN SELECT RAISE(ABORT, 'the ledger is append-only'); END;
-"""
-_KEYS = {
-    "datasets": "rowid = NEW.rowid OR name = NEW.name",
-    "history": "number = NEW.number OR (run = NEW.run AND state = NEW.state)",
-    "contents": "rowid = NEW.rowid OR run = NEW.run",
-}
-"""Which row of a table an insertion would be in conflict with."""
-
+from privagrad.privacy.ledger_file import Entry, State
 
 NO_DELTA_LEFT = (
     "Its epsilon is not the reason: later runs have used up their part of delta. Discovering "
@@ -64,20 +30,6 @@ NO_DELTA_LEFT = (
 
 class BudgetError(ValueError):
     """A run would cost more than is left, or has lost its reservation."""
-
-
-@dataclass(frozen=True)
-class Entry:
-    """One line of the history."""
-
-    number: int
-    at: str
-    user: str
-    dataset: str
-    run: str
-    state: State
-    note: str
-    events: tuple[Event, ...]
 
 
 @dataclass(frozen=True)
@@ -177,10 +129,10 @@ class Ledger:
         if not name.strip():
             raise ValueError("Expected a name for the data set, found an empty one.")
         epsilon = validate.positive("epsilon", epsilon)
-        row = (name, _now(), _user(), epsilon, validate.delta_of(delta), fingerprint)
+        row = (name, file.now(), file.user(), epsilon, validate.delta_of(delta), fingerprint)
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        with self._writing() as db:
-            if owners := [other for other in _owners(db, fingerprint) if other != name]:
+        with file.writing(self.path) as db:
+            if owners := [other for other in file.owners(db, fingerprint) if other != name]:
                 raise ValueError(
                     f"Expected content without a budget, found that {owners[0]!r} in {self.path} "
                     "was opened for the same content or has paid for it: two budgets for the same "
@@ -200,15 +152,15 @@ class Ledger:
         """The data sets, oldest first."""
         if not self.path.exists():
             return []
-        with self._reading() as db:
+        with file.reading(self.path) as db:
             return [row[0] for row in db.execute("SELECT name FROM datasets ORDER BY at, name")]
 
     def owners(self, fingerprint: str) -> list[str]:
         """The data sets that were opened for this content or were charged for it, oldest first."""
         if not self.path.exists():
             return []
-        with self._reading() as db:
-            return _owners(db, fingerprint)
+        with file.reading(self.path) as db:
+            return file.owners(db, fingerprint)
 
     def require_only_budget(self, name: str, fingerprint: str) -> None:
         """Raise where another data set was opened for this content or was charged for it."""
@@ -221,8 +173,8 @@ class Ledger:
     def history(self, name: str) -> list[Entry]:
         """Everything that happened to a data set's budget, oldest first."""
         self.account(name)
-        with self._reading() as db:
-            return _entries(db, name)
+        with file.reading(self.path) as db:
+            return file.entries(db, name)
 
     def reserve(
         self, name: str, events: Iterable[Event], note: str, fingerprint: str | None = None
@@ -246,11 +198,11 @@ class Ledger:
                     f"(delta {account.delta:g}). Nothing was read or spent by it."
                     f"{'' if math.isfinite(after) else ' ' + NO_DELTA_LEFT}"
                 )
-            with self._writing() as db:
-                _require_only_budget(name, _owners(db, fingerprint))
+            with file.writing(self.path) as db:
+                _require_only_budget(name, file.owners(db, fingerprint))
                 # Composing takes a while: someone else may have reserved meanwhile.
-                if _last(db, name) == last:
-                    _write(db, name, run, "reserved", note, wanted)
+                if file.last_number(db, name) == last:
+                    file.write(db, name, run, "reserved", note, wanted)
                     if fingerprint is not None:
                         db.execute("INSERT INTO contents VALUES (?, ?)", (run, fingerprint))
                     return run
@@ -263,11 +215,11 @@ class Ledger:
         shown or saved.
         """
         made = merged(events)
-        with self._writing() as db:
+        with file.writing(self.path) as db:
             entry, state = self._run(db, run)
             if state == "finished":
                 raise ValueError(f"Expected a run that is not finished, found {run!r} finished.")
-            _write(db, entry.dataset, run, "finished", note or entry.note, made)
+            file.write(db, entry.dataset, run, "finished", note or entry.note, made)
         if state == "released":
             raise BudgetError(
                 f"Expected an open reservation of run {run}, found that it was given back with "
@@ -288,27 +240,27 @@ class Ledger:
         """
         if not reason.strip():
             raise ValueError("Expected a reason, found none: it goes into the history.")
-        with self._writing() as db:
+        with file.writing(self.path) as db:
             entry, state = self._run(db, run)
             if state != "reserved":
                 raise ValueError(f"Expected a reserved run, found {run!r} {state}.")
-            _write(db, entry.dataset, run, "released", reason, ())
+            file.write(db, entry.dataset, run, "released", reason, ())
 
     def _run(self, db: sqlite3.Connection, run: str) -> tuple[Entry, State]:
         """A run's reservation, and its state now."""
         rows = db.execute("SELECT * FROM history WHERE run = ? ORDER BY number", (run,)).fetchall()
         if not rows:
             raise ValueError(f"Expected a run of this ledger, found none named {run!r}.")
-        entries = [_entry(row) for row in rows]
+        entries = [file.entry(row) for row in rows]
         return entries[0], entries[-1].state
 
     def _look(self, name: str) -> tuple[int, Account]:
         """The number of the last entry, and the account up to it."""
         row = None
         if self.path.exists():
-            with self._reading() as db:
+            with file.reading(self.path) as db:
                 row = db.execute("SELECT * FROM datasets WHERE name = ?", (name,)).fetchone()
-                entries = _entries(db, name)
+                entries = file.entries(db, name)
         if row is None:
             known = ", ".join(repr(n) for n in self.names()) or "none"
             raise ValueError(
@@ -318,36 +270,6 @@ class Ledger:
         last = entries[-1].number if entries else 0
         return last, Account(row[0], row[3], row[4], row[5], _runs(entries))
 
-    @contextmanager
-    def _reading(self) -> Iterator[sqlite3.Connection]:
-        """One snapshot of the file."""
-        db = sqlite3.connect(self.path, timeout=_PATIENCE_SECONDS, isolation_level=None)
-        try:
-            db.execute("PRAGMA journal_mode = WAL")
-            _prepare(db)
-            db.execute("BEGIN")
-            yield db
-        except sqlite3.DatabaseError as error:
-            raise OSError(f"Expected a ledger at {self.path}, found: {error}.") from error
-        finally:
-            db.close()
-
-    @contextmanager
-    def _writing(self) -> Iterator[sqlite3.Connection]:
-        """One transaction, on the disk when it ends; nothing of it after an error."""
-        db = sqlite3.connect(self.path, timeout=_PATIENCE_SECONDS, isolation_level=None)
-        try:
-            db.execute("PRAGMA journal_mode = WAL")
-            db.execute("PRAGMA synchronous = FULL")
-            _prepare(db)
-            db.execute("BEGIN IMMEDIATE")
-            yield db
-            db.execute("COMMIT")
-        except sqlite3.DatabaseError as error:
-            raise OSError(f"Expected a ledger at {self.path}, found: {error}.") from error
-        finally:
-            db.close()
-
 
 def default_path() -> Path:
     """$PRIVAGRAD_LEDGER, or ledger.db in the user's data directory."""
@@ -356,91 +278,6 @@ def default_path() -> Path:
     from platformdirs import user_data_path
 
     return user_data_path("privagrad", appauthor=False) / "ledger.db"
-
-
-def _prepare(db: sqlite3.Connection) -> None:
-    """Make the tables and triggers; in a file of an older version, those that it does not have.
-
-    Rows are never rewritten: what older versions wrote is read as it stands (`codec.loads`).
-    """
-    version = db.execute("PRAGMA user_version").fetchone()[0]
-    if version > VERSION:
-        raise ValueError(
-            f"Expected a ledger of version {VERSION} or older, found version {version}: a newer "
-            "privagrad wrote it. Upgrade this one."
-        )
-    triggers = _triggers()
-    found = {row[0] for row in db.execute("SELECT name FROM sqlite_master")}
-    if version == VERSION and found >= {*_KEYS, *triggers}:
-        return
-    steps = ["BEGIN IMMEDIATE;", _TABLES, *triggers.values(), f"PRAGMA user_version = {VERSION};"]
-    try:
-        db.executescript("".join(steps) + "COMMIT;")
-    except sqlite3.OperationalError as error:
-        # Whoever may only read an old file can still do that.
-        if "history" not in found or not error.sqlite_errorname.startswith("SQLITE_READONLY"):
-            raise
-        db.rollback()
-
-
-def _triggers() -> dict[str, str]:
-    """The triggers that keep every table append-only, by name.
-
-    REPLACE INTO deletes the rows that are in its way without a DELETE trigger: it is refused before
-    the insertion.
-    """
-    when = {}
-    for table, same in _KEYS.items():
-        when[f"{table}_no_UPDATE"] = f"UPDATE ON {table}"
-        when[f"{table}_no_DELETE"] = f"DELETE ON {table}"
-        when[f"{table}_no_REPLACE"] = (
-            f"INSERT ON {table} WHEN EXISTS (SELECT 1 FROM {table} WHERE {same})"
-        )
-    return {name: _TRIGGER.format(name=name, when=event) for name, event in when.items()}
-
-
-def _write(
-    db: sqlite3.Connection,
-    dataset: str,
-    run: str,
-    state: State,
-    note: str,
-    events: tuple[Event, ...],
-) -> None:
-    db.execute(
-        "INSERT INTO history (at, user, dataset, run, state, note, events) VALUES (?,?,?,?,?,?,?)",
-        (_now(), _user(), dataset, run, state, note, codec.dumps(events)),
-    )
-
-
-def _last(db: sqlite3.Connection, name: str) -> int:
-    row = db.execute("SELECT max(number) FROM history WHERE dataset = ?", (name,)).fetchone()
-    return int(row[0] or 0)
-
-
-def _owners(db: sqlite3.Connection, fingerprint: str | None) -> list[str]:
-    """Data sets that were opened for a content, or have a run on it that is charged."""
-    content = {"content": fingerprint}
-    owners = {
-        row[0]
-        for row in db.execute("SELECT name FROM datasets WHERE fingerprint = :content", content)
-    }
-    if _has_contents(db):
-        last = """
-            SELECT dataset, events FROM history JOIN contents USING (run)
-            WHERE contents.fingerprint = :content
-            AND number = (SELECT max(number) FROM history AS later WHERE later.run = history.run)
-        """
-        # An entry without events is no charge: such a run was given back, or released nothing.
-        owners |= {dataset for dataset, events in db.execute(last, content) if codec.loads(events)}
-    names = [row[0] for row in db.execute("SELECT name FROM datasets ORDER BY at, name")]
-    return [name for name in names if name in owners]
-
-
-def _has_contents(db: sqlite3.Connection) -> bool:
-    """Not in a file of version 0.1.0 that cannot be written."""
-    found = db.execute("SELECT count(*) FROM sqlite_master WHERE name = 'contents'").fetchone()
-    return bool(found[0])
 
 
 def _require_only_budget(name: str, owners: list[str]) -> None:
@@ -458,16 +295,6 @@ def _require_only_budget(name: str, owners: list[str]) -> None:
         f"{', '.join(map(repr, others))}, which was opened for it or has paid for it: two budgets "
         f"for the same rows would protect them less than each one says. {what} Nothing was spent."
     )
-
-
-def _entries(db: sqlite3.Connection, name: str) -> list[Entry]:
-    rows = db.execute("SELECT * FROM history WHERE dataset = ? ORDER BY number", (name,))
-    return [_entry(row) for row in rows]
-
-
-def _entry(row: Any) -> Entry:
-    number, at, user, dataset, run, state, note, events = row
-    return Entry(number, at, user, dataset, run, state, note, codec.loads(events))
 
 
 def _runs(entries: list[Entry]) -> tuple[Run, ...]:
@@ -489,14 +316,3 @@ def _beyond(made: tuple[Event, ...], reserved: tuple[Event, ...]) -> int:
     """How many releases were made that were not reserved."""
     allowed = {replace(event, count=1): event.count for event in reserved}
     return sum(max(0, e.count - allowed.get(replace(e, count=1), 0)) for e in made)
-
-
-def _now() -> str:
-    return datetime.now(UTC).isoformat(timespec="seconds")
-
-
-def _user() -> str:
-    try:
-        return getpass.getuser()
-    except (KeyError, OSError, ImportError):
-        return "unknown"
