@@ -18,6 +18,10 @@ DIGEST = hashlib.sha256(b"".join(path.read_bytes() for path in sorted(SOURCE.rgl
 CACHE = Path(tempfile.gettempdir()) / f"privagrad-kernels-{DIGEST.hexdigest()[:16]}"
 os.environ.setdefault("NUMBA_CACHE_DIR", str(CACHE))
 
+# Typer and Rich would put colours into what tests read.
+for name in ("GITHUB_ACTIONS", "FORCE_COLOR", "PY_COLORS"):
+    os.environ.pop(name, None)
+
 settings.register_profile(
     "default",
     deadline=None,
