@@ -18,6 +18,10 @@ DIGEST = hashlib.sha256(b"".join(path.read_bytes() for path in sorted(SOURCE.rgl
 CACHE = Path(tempfile.gettempdir()) / f"privagrad-kernels-{DIGEST.hexdigest()[:16]}"
 os.environ.setdefault("NUMBA_CACHE_DIR", str(CACHE))
 
+# Typer and Rich would put colours into what tests read.
+for name in ("GITHUB_ACTIONS", "FORCE_COLOR", "PY_COLORS"):
+    os.environ.pop(name, None)
+
 settings.register_profile(
     "default",
     deadline=None,
@@ -30,11 +34,18 @@ settings.load_profile("default")
 
 # What `make fast` leaves out. Its hypothesis profile tries fewer examples of the rest.
 SLOW = (
-    "tests/estimators/test_estimators.py::test_scikit_learns_own_checks",
+    "tests/cli/",
+    "tests/estimators/",
     "tests/experiments/",
     "tests/fitting/",
-    "tests/glm/test_gradients.py::test_the_fast_path_equals_the_slow_loop",
+    "tests/glm/test_gradients.py",
+    "tests/glm/test_minimizers.py::test_solutions_are_certified",
     "tests/golden/",
+    "tests/methods/test_baselines.py::test_the_loss_falls",
+    "tests/methods/test_minimize.py::test_all_losses",
+    "tests/methods/test_minimize.py::test_read_only_tables",
+    "tests/privacy/test_accounting.py::test_fixed_size_bounds",
+    "tests/privacy/test_accounting.py::test_poisson_agrees",
     "tests/privacy/test_filters.py",
     "tests/privacy/test_ledger.py::test_a_killed_process",
     "tests/privacy/test_ledger.py::test_eight_processes",
@@ -43,9 +54,12 @@ SLOW = (
     "tests/report/test_browser.py",
     "tests/report/test_reports.py",
     "tests/test_fuzz_tables.py",
+    "tests/test_paper.py",
+    "tests/test_theory.py::test_biased_descent",
     "tests/torch/guards/",
     "tests/torch/per_example/",
     "tests/torch/test_charging.py::test_no_loop_releases_more_than_is_charged",
+    "tests/torch/test_charging.py::test_ordinary_loops",
     "tests/torch/test_distributed.py",
     "tests/torch/test_engine.py::test_accounts_agree_with_opacus",
     "tests/torch/test_examples.py",
@@ -53,6 +67,13 @@ SLOW = (
     "tests/torch/test_models.py",
     "tests/torch/test_opacus_scripts.py",
 )
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Files and folders that are slow as a whole are not even imported by `make fast`."""
+    name = collection_path.relative_to(config.rootpath).as_posix()
+    slow = f"{name}/" in SLOW or name in SLOW
+    return True if slow and config.option.markexpr == "not slow" else None
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
