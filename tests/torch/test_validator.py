@@ -150,3 +150,12 @@ def test_state_of_the_batch_is_taken_away(name: str) -> None:
 def test_what_no_replacement_is_known_for_stays_refused() -> None:
     with pytest.raises(UnsupportedModuleError, match="two real parameters"):
         ModuleValidator.fix_and_validate(nn.Linear(4, 3, dtype=torch.complex64))
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("tracked", [True, False])
+@pytest.mark.parametrize("affine", [True, False])
+def test_batch_norm_is_refused_in_every_mode(affine: bool, tracked: bool, training: bool) -> None:
+    """Without running statistics PyTorch takes those of the batch in eval mode too."""
+    norm = nn.BatchNorm1d(5, affine=affine, track_running_stats=tracked).train(training)
+    assert not ModuleValidator.is_valid(nn.Sequential(nn.Linear(3, 5), norm))

@@ -95,13 +95,11 @@ def _problem(module: nn.Module) -> str | None:
     if isinstance(module, LazyModuleMixin) and module.has_uninitialized_params():
         return f"{name} has no parameters yet: run one batch through the module first."
     if isinstance(module, _BatchNorm):
-        if module.training or module.track_running_stats or module.affine:
-            groups = _groups(module.num_features)
-            return (
-                f"{name} normalises with statistics of the whole batch: use "
-                f"GroupNorm({groups}, {module.num_features}) instead."
-            )
-        return None
+        groups = _groups(module.num_features)
+        return (
+            f"{name} normalises with statistics of the whole batch: use "
+            f"GroupNorm({groups}, {module.num_features}) instead."
+        )
     if isinstance(module, _InstanceNorm) and module.track_running_stats:
         return f"{name} keeps running statistics of examples: set track_running_stats=False."
     if isinstance(module, (nn.Embedding, nn.EmbeddingBag)):
