@@ -143,7 +143,7 @@ def test_a_finished_run_cannot_be_given_back_while_its_model_is_saved(tmp_path, 
 def test_a_model_is_saved_once_after_the_ledger_even_if_its_test_fails(
     tmp_path, monkeypatch, fails
 ):
-    """Scores come between the ledger and the file; without them the model is saved all the same."""
+    """Scores come before the ledger and the file; without them the model is saved all the same."""
     ledger = Ledger(tmp_path / "ledger.db")
     ledger.create("rows", 2.0, 1e-5)
     test = libsvm(tmp_path / "test.libsvm", 300)
@@ -169,7 +169,7 @@ def test_a_model_is_saved_once_after_the_ledger_even_if_its_test_fails(
     monkeypatch.setattr(Ledger, "finish", watched("finish"))
     with pytest.raises(MemoryError) if fails else nullcontext():
         run(job, tmp_path / "m.model", False)
-    assert done == ["finish", "score", "save"]
+    assert done == ["score", "finish", "save"]
     model = load_model(tmp_path / "m.model")
     assert model.made["run"] == ledger.account("rows").runs[0].name
     assert ("test" in model.evaluation) != fails

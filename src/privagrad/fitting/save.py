@@ -30,17 +30,18 @@ class FittedTable:
 
 
 def save(job: PreparedFit, fitted: FittedTable, out: Path) -> SavedModel:
-    """Report the releases to the ledger, score the test table, write the model.
+    """Score the test table, report the releases to the ledger, write the model.
 
-    The model is written even if its scores cannot be computed: it is paid for.
+    The model is written even if its scores cannot be computed: it is paid for. The ledger comes
+    just before the file, so that hardly any kill leaves a finished run without its model.
     """
     saved = _saved(job, fitted)
-    if fitted.run is not None and job.request.ledger is not None:
-        job.request.ledger.finish(fitted.run, fitted.model.privacy.events)
     try:
         if fitted.test is not None and job.request.test is not None:
             saved = with_scores(saved, fitted.test, job.request.test)
     finally:
+        if fitted.run is not None and job.request.ledger is not None:
+            job.request.ledger.finish(fitted.run, fitted.model.privacy.events)
         save_model(saved, out)
     return saved
 
