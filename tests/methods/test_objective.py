@@ -249,6 +249,21 @@ def test_the_dimension_and_the_number_of_examples_are_asked_once():
         gradients.per_example(np.zeros(3), np.arange(2))
 
 
+def test_gradients_that_a_method_transforms_depend_on_their_example_to_the_last_bit():
+    """AdaCliP subtracts a mean: what rounding leaves of the difference could be large."""
+
+    class Product(Linear):
+        def per_example_gradients(self, x: Array, rows: Any) -> Array:
+            gradients = (self.X[rows] @ x - self.y[rows])[:, None] * self.X[rows]
+            return np.asarray(gradients * (1 + objectives.APART / 2 * np.cos(len(rows))))
+
+    linear = problem("huber", n=300, dim=40)
+    gradients = ObjectiveGradients(Product(linear.loss, linear.X, linear.y))
+    x = np.random.default_rng(0).standard_normal(40)
+    alone = np.vstack([gradients.per_example(x, np.array([i])) for i in range(300)])
+    assert np.array_equal(gradients.per_example(x, np.arange(300)), alone)
+
+
 # The ellipsoid
 
 

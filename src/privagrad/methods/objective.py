@@ -135,8 +135,8 @@ class ObjectiveGradients:
 
     def per_example(self, x: Vector, batch: Rows) -> Vector:
         """The batch's gradients that are finite, one a row."""
-        # Copies: an objective may give every chunk in the same memory.
-        finite = [chunk[np.isfinite(chunk).all(axis=1)] for chunk in self.chunks(x, batch)]
+        # What is made of gradients one by one may amplify rounding, so they are asked for alone.
+        finite = [chunk[np.isfinite(chunk).all(axis=1)] for chunk in self.chunks_alone(x, batch)]
         return np.concatenate([np.empty((0, self.dim)), *finite])
 
     def at(self, x: Vector) -> GradientTable:
