@@ -35,6 +35,7 @@ ONLY = {
     "sklearn": ("estimators.",),
     "matplotlib": ("experiments.", "report."),
     "randomgen": ("privacy.noise",),
+    "cryptography": ("privacy.noise",),
     "numba": ("_internal.jit",),
     "polars": ("data.",),
 }

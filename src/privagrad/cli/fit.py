@@ -161,6 +161,9 @@ def fit(
     batch_size: Annotated[int | None, _advanced("Expected rows of a step.", least=1)] = None,
     step_size: Annotated[float | None, _advanced("Length of the steps.")] = None,
     radius: Annotated[float | None, _advanced("Bound on the gradient of a row.")] = None,
+    noise: Annotated[
+        str, _advanced("gaussian; or discrete: exact in whole numbers, slower, at the same cost.")
+    ] = "gaussian",
     seed: Annotated[int | None, _advanced("Repeatable noise: the model is NOT private.")] = None,
     as_json: Json = False,
 ) -> JsonObject:
@@ -188,6 +191,7 @@ def fit(
     from privagrad.data.schema import read_schema
     from privagrad.linear import Choices
     from privagrad.privacy.ledger import Ledger
+    from privagrad.privacy.noise import noise_kind
 
     _check_paths(out, report, dry_run, overwrite)
     if test is not None and not test.is_file():
@@ -206,7 +210,7 @@ def fit(
     budgets = None if dataset is None else Ledger(ledger)
     request = fitting.FitRequest(
         table, target, epsilon, delta, loss, quantile, stated, labels, choices, seed, dataset,
-        budgets, test,
+        budgets, test, noise_kind(noise),
     )  # fmt: skip
     with busy(f"reading {table.name}"):
         job = fitting.prepare(request)

@@ -43,7 +43,7 @@ class SavedModel:
     schema : Schema or None
         Of the table it was fitted to, with all categories; None: a LIBSVM file.
     privacy : dict
-        epsilon, delta, relation, sampling, accountant, seeded, events, and what is public.
+        epsilon, delta, relation, sampling, accountant, seeded, noise, events, and what is public.
     made : dict
         When, with which version, method and settings, for which data set and run of the ledger.
     evaluation : dict

@@ -23,7 +23,7 @@ from privagrad.linear import (
     run_fit,
     warn_if_hopeless,
 )
-from privagrad.privacy.noise import RandomSource, RandomState, random_source
+from privagrad.privacy.noise import Noise, RandomSource, RandomState, random_source
 
 
 class PrivateLinearEstimator(BaseEstimator):  # type: ignore[misc]
@@ -39,6 +39,7 @@ class PrivateLinearEstimator(BaseEstimator):  # type: ignore[misc]
     radius: float | None
     random_state: RandomState
     verbose: bool | None
+    noise: Noise
 
     def _assign(self, parameters: dict[str, Any]) -> None:
         """Set the parameters of a constructor, given its `locals()`."""
@@ -92,7 +93,7 @@ class PrivateLinearEstimator(BaseEstimator):  # type: ignore[misc]
         n = problem.rows.shape[0]
         epsilon = validate.positive("epsilon", self.epsilon, allow_inf=True)
         plan = plan_fit(problem.facts, epsilon, delta_for(self.delta, n), self._choices(n))
-        source = estimator_source(self.random_state)
+        source = estimator_source(self.random_state, self.noise)
         warn_if_hopeless(n, epsilon, plan.relative_noise)
         model = run_fit(problem, plan, plan.releases(source), self.verbose)
         self.privacy_, self.n_iter_ = model.privacy, plan.batches.steps
@@ -121,11 +122,11 @@ class PrivateLinearEstimator(BaseEstimator):  # type: ignore[misc]
         return self._margins(read_rows(self, X))
 
 
-def estimator_source(random_state: Any) -> RandomSource:
+def estimator_source(random_state: Any, noise: Noise) -> RandomSource:
     """`random_source`, which here also takes a seed from a NumPy RandomState, as scikit-learn."""
     if isinstance(random_state, np.random.RandomState):
         random_state = int(random_state.randint(2**31))
-    return random_source(random_state)
+    return random_source(random_state, noise)
 
 
 def delta_for(given: float | None, n: int) -> float:

@@ -13,7 +13,7 @@ from privagrad.estimators._base import PrivateLinearEstimator
 from privagrad.estimators._tables import BoundsLike, Table, bounds_of, clipped
 from privagrad.glm.losses import Loss
 from privagrad.linear import LinearModel, Problem
-from privagrad.privacy.noise import RandomState
+from privagrad.privacy.noise import Noise, RandomState
 
 
 class _PrivateLinearClassifier(ClassifierMixin, PrivateLinearEstimator):  # type: ignore[misc]
@@ -24,7 +24,7 @@ class _PrivateLinearClassifier(ClassifierMixin, PrivateLinearEstimator):  # type
         bounds: BoundsLike = None, fit_intercept: bool = True, steps: int | None = None,
         batch_size: int | None = None, step_size: float | None = None,
         radius: float | None = None, random_state: RandomState = None,
-        verbose: bool | None = None,
+        verbose: bool | None = None, noise: Noise = "gaussian",
     ) -> None:  # fmt: skip
         self._assign(locals())
 
@@ -114,6 +114,9 @@ class PrivateLogisticRegression(_PrivateLinearClassifier):
         None draws secure noise; a seed makes a fit repeatable and NOT private.
     verbose : bool or None
         Whether to show a progress bar; None: on a terminal, after two seconds.
+    noise : {"gaussian", "discrete"}
+        Gaussian noise rounded to a grid, or an exact discrete Gaussian: slower, at the same cost,
+        without any rounding in the noise.
 
     Attributes
     ----------
@@ -228,6 +231,7 @@ class PrivateQuantileRegressor(_PrivateLinearRegressor):
         bounds: BoundsLike = None, target_bounds: BoundsLike = None, fit_intercept: bool = True,
         steps: int | None = None, batch_size: int | None = None, step_size: float | None = None,
         radius: float | None = None, random_state: RandomState = None, verbose: bool | None = None,
+        noise: Noise = "gaussian",
     ) -> None:  # fmt: skip
         self._assign(locals())
 
@@ -257,6 +261,7 @@ class PrivateHuberRegressor(_PrivateLinearRegressor):
         bounds: BoundsLike = None, target_bounds: BoundsLike = None, fit_intercept: bool = True,
         steps: int | None = None, batch_size: int | None = None, step_size: float | None = None,
         radius: float | None = None, random_state: RandomState = None, verbose: bool | None = None,
+        noise: Noise = "gaussian",
     ) -> None:  # fmt: skip
         self._assign(locals())
 

@@ -27,7 +27,7 @@ from privagrad.queries.columns import Share, query_event
 
 _SCORED = 0.2
 _SCORE = Share("score", 0.15)
-_OWN = ("epsilon", "delta", "random_state")
+_OWN = ("epsilon", "delta", "random_state", "noise")
 _CHOICES = {field.name for field in fields(Choices)}
 
 
@@ -127,7 +127,7 @@ class PrivateSearch(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
         if validate.positive("mean_runs", self.mean_runs) <= 1:
             raise ValueError(f"Expected mean_runs > 1, found {self.mean_runs!r}.")
         self._check_candidates()
-        source = estimator_source(self.random_state)
+        source = estimator_source(self.random_state, self.estimator.noise)
         table: Table = clone(self.estimator)._read(X, y)
         delta = delta_for(self.delta, table.y.size)
         train, test = _split(table, source)
@@ -148,7 +148,7 @@ class PrivateSearch(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
         self.best_estimator_.set_params(verbose=self.estimator.verbose)
         name_columns(self.best_estimator_, X)
         plan = PrivacyPlan((run.selection,), training=run.selection.purpose)
-        self.privacy_ = plan.report(delta, seeded=source.seeded)
+        self.privacy_ = plan.report(delta, seeded=source.seeded, noise=source.noise)
         return self
 
     def predict(self, X: Any) -> NDArray[Any]:

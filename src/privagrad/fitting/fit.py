@@ -28,7 +28,8 @@ def run(job: PreparedFit, out: Path, progress: bool | None = None) -> SavedModel
     what was given back before is not saved.
     """
     run_name = _reserve(job)
-    releases = Releases(job.privacy, random_source(job.request.seed), job.delta)
+    source = random_source(job.request.seed, job.request.noise)
+    releases = Releases(job.privacy, source, job.delta)
     table, test = job.table, job.test
     if job.discovers:
         found = _discover(job, releases)

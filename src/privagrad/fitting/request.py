@@ -12,6 +12,7 @@ from privagrad.data.schema import Schema
 from privagrad.glm.losses import Loss
 from privagrad.linear import METHODS, Choices
 from privagrad.privacy.ledger import Ledger
+from privagrad.privacy.noise import Noise
 
 LOSSES = {
     "logistic": Loss("logistic"),
@@ -31,7 +32,8 @@ class FitRequest:
     and huber for numbers. A file without a `schema` has numbers alone. `classes` are all labels
     that can occur: by default the schema's, or else discovered privately. `choices` override the
     recipe. A `seed` makes a model that is not private. `dataset` names the budget in `ledger` that
-    pays; without it the run is not charged to any budget. Scores on `test` are not private.
+    pays; without it the run is not charged to any budget. Scores on `test` are not private. `noise`
+    is "gaussian" or "discrete".
     """
 
     table: Path
@@ -47,6 +49,7 @@ class FitRequest:
     dataset: str | None = None
     ledger: Ledger | None = None
     test: Path | None = None
+    noise: Noise = "gaussian"
 
 
 def complete(request: FitRequest, path: Path) -> tuple[Schema, Loss]:

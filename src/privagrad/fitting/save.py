@@ -96,6 +96,7 @@ def _privacy(report: PrivacyReport) -> dict[str, Any]:
         "sampling": report.sampling or "all rows in every step",
         "accountant": report.accountant,
         "seeded": report.seeded,
+        "noise": report.noise,
         "events": [as_json(event) for event in report.events],
     }
 

@@ -14,7 +14,7 @@ from privagrad.geometry.ellipsoid import Projection
 from privagrad.glm import kernels
 from privagrad.glm.losses import Loss
 from privagrad.glm.rows import DenseRows, SparseRows, as_targets
-from privagrad.privacy.mechanism import Adds, BoundedSum
+from privagrad.privacy.bounded import Adds, BoundedSum
 from privagrad.privacy.sampling import Rows
 
 _MODES = {

@@ -21,7 +21,7 @@ from privagrad.geometry.ellipsoid import euclidean_norm
 from privagrad.glm.gradients import GlmGradients
 from privagrad.glm.kernels import FlatRows
 from privagrad.glm.losses import slope
-from privagrad.privacy.mechanism import ULP
+from privagrad.privacy.grid import ULP
 
 _MOST_STEPS = 200_000
 _LEAST_SHRINK = 1e-290

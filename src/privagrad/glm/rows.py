@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from privagrad._internal.jit import kernel
 from privagrad._internal.validate import Integers, Vector
 from privagrad.glm.kernels import FlatRows, add_dense, add_sparse, all_margins
-from privagrad.privacy.mechanism import Adds
+from privagrad.privacy.bounded import Adds
 
 _FLOATS = (np.dtype(np.float32), np.dtype(np.float64))
 _LARGE = 2**30

@@ -13,8 +13,8 @@ from privagrad.geometry.domains import Domain
 from privagrad.geometry.ellipsoid import Ellipsoid, Projection
 from privagrad.glm.losses import Loss
 from privagrad.privacy.accounting import PrivacyPlan
+from privagrad.privacy.bounded import BoundedSum
 from privagrad.privacy.events import Release, training_event
-from privagrad.privacy.mechanism import BoundedSum
 from privagrad.privacy.sampling import Batches, Rows
 
 Shape = Literal["none", "ball", "ellipsoid"]

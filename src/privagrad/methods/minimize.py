@@ -21,7 +21,7 @@ from privagrad.methods.loop import Callback, Result, train
 from privagrad.methods.objective import Objective, ObjectiveGradients
 from privagrad.privacy.accounting import PrivacyPlan
 from privagrad.privacy.events import GaussianEvent, relation_of, training_event
-from privagrad.privacy.noise import RandomState, random_source
+from privagrad.privacy.noise import Noise, RandomState, random_source
 from privagrad.privacy.releases import Releases
 from privagrad.privacy.sampling import SAMPLINGS, Batches, Sampling
 from privagrad.queries.columns import query_events
@@ -52,6 +52,9 @@ class Options(TypedDict, total=False):
         Whether to show a progress bar; None: after two seconds on a terminal.
     threads : int
         By default all processors; the result does not depend on it.
+    noise : {"gaussian", "discrete"}
+        Gaussian noise rounded to the grid, or an exact discrete Gaussian: slower, at the same
+        cost, without any rounding in the noise.
     """
 
     schedule: Schedule
@@ -61,6 +64,7 @@ class Options(TypedDict, total=False):
     callback: Callback | None
     progress: bool | None
     threads: int | None
+    noise: Noise
 
 
 def minimize(
@@ -119,7 +123,7 @@ def minimize(
     random_state : int or Generator or None
         None for the secure source; a seed makes a run repeatable and NOT private.
     **options : Options
-        schedule, projection, public, x0, callback, progress, threads: see `Options`.
+        schedule, projection, public, x0, callback, progress, threads, noise: see `Options`.
 
     Returns
     -------
@@ -146,7 +150,7 @@ def minimize(
     x = domain.project(np.zeros(dim) if x0 is None else validate.vector("x0", x0, dim=dim))
     public = _public(rule, options.get("public"), gradients)
     ellipsoid = _checked(ellipsoid, rule, dim)
-    source = random_source(random_state)
+    source = random_source(random_state, options.get("noise", "gaussian"))
 
     plan = PrivacyPlan((), unprotected=True)
     if _is_private(rule, epsilon):

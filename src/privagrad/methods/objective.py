@@ -15,7 +15,8 @@ from privagrad._internal.validate import Vector, integer
 from privagrad.geometry.ellipsoid import Projection, euclidean_norm, secular_root
 from privagrad.glm.kernels import FlatRows
 from privagrad.glm.rows import DenseRows
-from privagrad.privacy.mechanism import ULP, BoundedSum
+from privagrad.privacy.bounded import BoundedSum
+from privagrad.privacy.grid import ULP
 from privagrad.privacy.sampling import Rows
 
 _CHUNK_BYTES = 2**25

@@ -16,8 +16,9 @@ from privagrad.glm.gradients import GlmGradients
 from privagrad.glm.losses import Loss
 from privagrad.glm.minimizers import RegularizedRisk
 from privagrad.methods._base import EllipsoidRule, Gradients, Setting
+from privagrad.privacy.bounded import BoundedSum
 from privagrad.privacy.events import SOLVER_TOLERANCE
-from privagrad.privacy.mechanism import BoundedSum, GaussianSum
+from privagrad.privacy.mechanism import GaussianSum
 from privagrad.privacy.releases import Releases
 from privagrad.privacy.sampling import Rows
 

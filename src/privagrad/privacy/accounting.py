@@ -27,6 +27,7 @@ from privagrad.privacy.events import (
     SelectEvent,
     training_event,
 )
+from privagrad.privacy.noise import Noise
 from privagrad.privacy.sampling import Batches, Sampling
 from privagrad.privacy.totals import Total
 
@@ -60,6 +61,8 @@ class PrivacyReport:
         Whether someone could draw the same noise again: such a result is NOT private.
     verified : bool
         False where the user vouches that every example's gradient depends on that example alone.
+    noise : {"gaussian", "discrete"}
+        Whether the noise is a rounded Gaussian or an exact discrete Gaussian; both cost the same.
     """
 
     epsilon: float
@@ -70,6 +73,7 @@ class PrivacyReport:
     events: tuple[Event, ...]
     seeded: bool
     verified: bool = True
+    noise: Noise = "gaussian"
 
     def __str__(self) -> str:
         if not self.events:
@@ -79,6 +83,8 @@ class PrivacyReport:
             f"({self.epsilon:.4g}, {self.delta:.2g})-differential privacy, {self.relation}, "
             f"{self.sampling or 'no'} sampling, {self.accountant}: {parts}"
         )
+        if self.noise == "discrete":
+            text += "; discrete Gaussian noise"
         if not self.verified:
             text += "; not verified: the user vouches that examples are kept apart"
         return f"NOT PRIVATE (seeded noise); would be {text}" if self.seeded else text
@@ -235,7 +241,9 @@ class PrivacyPlan:
         total = Total.of(releases, self.relation, _SMALLEST_DELTA, fine=True)
         return total.deltas(np.asarray(epsilons, dtype=np.float64))
 
-    def report(self, delta: float, *, seeded: bool, verified: bool = True) -> PrivacyReport:
+    def report(
+        self, delta: float, *, seeded: bool, verified: bool = True, noise: Noise = "gaussian"
+    ) -> PrivacyReport:
         """What a run with this plan costs at `delta`, also where it stopped before its end.
 
         The time of such a stop depends on the releases.
@@ -249,6 +257,7 @@ class PrivacyPlan:
             self.events,
             seeded,
             verified,
+            noise,
         )
 
 

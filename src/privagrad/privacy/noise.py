@@ -4,32 +4,105 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, Literal, cast, get_args
 from weakref import WeakSet
 
 import numpy as np
 from numpy.random import Generator
+from numpy.typing import NDArray
+
+from privagrad._internal import validate
 
 LANES = 4
-"""Independent generators of one source: large draws are split among them, whatever the machine,
+"""Independent streams of one source: large draws are split among them, whatever the machine,
 so that a seed gives the same numbers with any number of threads."""
 
+BUFFER = 2**13
+"""Words of a stream that are made at a time: they stay in the processor's cache."""
+
 RandomState = int | Generator | None
+Noise = Literal["gaussian", "discrete"]
+Words = NDArray[np.uint64]
+
+_ZEROS = bytes(8 * BUFFER)
+
+
+class KeyStream:
+    """Random words: what AES-128 in counter mode makes of zeros.
+
+    Parameters
+    ----------
+    key : bytes, optional
+        16 bytes, for streams that can be repeated; None: a fresh key from the operating system.
+
+    Guarantees
+    ----------
+    No word is given twice. Without a given key no two processes and no two streams share one: a
+    forked process draws a new key for every stream that it inherits, and so does a copy.
+    """
+
+    def __init__(self, key: bytes | None = None) -> None:
+        self._key = key
+        self._buffer = np.empty(BUFFER, np.uint64)
+        self._bytes: Any = self._buffer.view(np.uint8)
+        self.restart()
+        if key is None:
+            _secure_streams().add(self)
+
+    def restart(self) -> None:
+        """Begin again: with a fresh key, unless one was given."""
+        from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+
+        key = self._key or secrets.randbits(128).to_bytes(16, "little")
+        self._encrypt = Cipher(algorithms.AES(key), modes.CTR(bytes(16))).encryptor().update_into
+        self._used = BUFFER
+
+    def words(self, count: int) -> Words:
+        """The next `count` ≤ BUFFER words, which are valid until the next call."""
+        first, last = self._used, self._used + count
+        if last > BUFFER:
+            self._encrypt(_ZEROS, self._bytes)
+            first, last = 0, count
+        self._used = last
+        return self._buffer[first:last]
+
+    def __reduce__(self) -> Any:
+        if self._key is not None:
+            raise TypeError(
+                "Expected a seeded stream to stay where it is, found a copy or a pickle of it: "
+                "make another one from the seed."
+            )
+        return KeyStream, ()
+
+
+@cache
+def _secure_streams() -> WeakSet[KeyStream]:
+    """All streams with keys of their own, which get new ones in a forked process."""
+    alive: WeakSet[KeyStream] = WeakSet()
+
+    def restart() -> None:
+        for stream in list(alive):
+            stream.restart()
+
+    if hasattr(os, "register_at_fork"):
+        os.register_at_fork(after_in_child=restart)
+    return alive
 
 
 @dataclass(frozen=True)
 class RandomSource:
-    """Generators for the noise (`lanes`) and for the choice of batches (`sampler`).
+    """Streams for the noise (`lanes`) and a generator for the choice of batches (`sampler`).
 
     `seeded` is True where someone could draw the same numbers again: such a run is not private.
+    `noise` says which distribution the words of the lanes are turned into.
     """
 
-    lanes: tuple[Generator, ...]
+    lanes: tuple[KeyStream, ...]
     sampler: Generator
     seeded: bool
+    noise: Noise = "gaussian"
 
 
 def secure_generator() -> Generator:
@@ -73,30 +146,38 @@ def _secure_kind() -> Any:
     return SecureBits
 
 
-def random_source(random_state: RandomState = None) -> RandomSource:
+def random_source(random_state: RandomState = None, noise: Noise = "gaussian") -> RandomSource:
     """The secure source for None; a seeded one for a whole number or a NumPy Generator.
 
     Guarantees
     ----------
-    With None every call draws new keys, and so does every forked process, for the generators that
+    With None every call draws new keys, and so does every forked process, for the streams that
     it inherits: no two runs, threads or processes share a stream, and the numbers cannot be
     distinguished from random ones without the key. A seeded source stays the same in a forked
     process.
     """
+    noise = noise_kind(noise)
     if random_state is None:
-        return _source((secure_generator() for _ in range(LANES + 1)), seeded=False)
+        streams = (KeyStream() for _ in range(LANES))
+        return RandomSource(tuple(streams), secure_generator(), seeded=False, noise=noise)
     if isinstance(random_state, Generator):
-        return _source(random_state.spawn(LANES + 1), seeded=True)
+        return _seeded(random_state, noise)
     if isinstance(random_state, (int, np.integer)) and not isinstance(random_state, bool):
         if random_state < 0:
             raise ValueError(f"Expected random_state >= 0, found {random_state!r}.")
-        return _source(np.random.default_rng(random_state).spawn(LANES + 1), seeded=True)
+        return _seeded(np.random.default_rng(random_state), noise)
     raise TypeError(
         "Expected random_state to be None (secure), a whole number or a numpy Generator "
         f"(both reproducible and not private), found {random_state!r}."
     )
 
 
-def _source(generators: Iterable[Generator], *, seeded: bool) -> RandomSource:
-    sampler, *lanes = generators
-    return RandomSource(tuple(lanes), sampler, seeded)
+def noise_kind(name: object) -> Noise:
+    """`name` as a kind of noise."""
+    return cast(Noise, validate.choice("noise", name, get_args(Noise)))
+
+
+def _seeded(generator: Generator, noise: Noise) -> RandomSource:
+    sampler, *others = generator.spawn(LANES + 1)
+    lanes = tuple(KeyStream(other.bytes(16)) for other in others)
+    return RandomSource(lanes, sampler, seeded=True, noise=noise)

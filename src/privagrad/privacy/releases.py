@@ -61,4 +61,5 @@ class Releases:
 
     def report(self) -> PrivacyReport:
         """The cost of the whole plan: nothing was released beyond it."""
-        return self.plan.report(self.delta, seeded=self.source.seeded)
+        source = self.source
+        return self.plan.report(self.delta, seeded=source.seeded, noise=source.noise)

@@ -67,13 +67,15 @@ def _target(model: SavedModel) -> str:
 
 def _privacy_card(model: SavedModel) -> Card:
     privacy = model.privacy
+    # Models of version 0.1 do not say it.
+    kind = "discrete Gaussian" if privacy.get("noise") == "discrete" else "Gaussian"
     rows = [
         ("Epsilon", f"{privacy['epsilon']:.4g}", "the total of all releases below"),
         ("Delta", f"{privacy['delta']:.3g}", "probability that the guarantee may fail"),
         ("Neighbours", privacy["relation"], _HIDDEN[privacy["relation"]]),
         ("Sampling", privacy["sampling"], ""),
         ("Accountant", privacy["accountant"], "releases are composed, not added"),
-        ("Noise", "seeded: NOT private" if privacy["seeded"] else "from a secure source", ""),
+        ("Noise", "seeded: NOT private" if privacy["seeded"] else "from a secure source", kind),
     ]
     return Card("Privacy", [*rows, *(("Public", fact, "") for fact in privacy["public"])])
 

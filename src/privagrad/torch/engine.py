@@ -17,7 +17,13 @@ from torch.utils.data import DataLoader
 
 from privagrad._internal import validate
 from privagrad.privacy.accounting import PrivacyPlan, PrivacyReport
-from privagrad.privacy.noise import RandomSource, RandomState, random_source
+from privagrad.privacy.noise import (
+    Noise,
+    RandomSource,
+    RandomState,
+    noise_kind,
+    random_source,
+)
 from privagrad.torch import checkpoints
 from privagrad.torch.accountant import Accountant
 from privagrad.torch.charging import BatchCharges
@@ -56,6 +62,7 @@ class PrivacyEngine:
         self.accountant = Accountant()
         self.seeded = False
         self.verified = True
+        self._noises: set[Noise] = set()
 
     def make_private(
         self,
@@ -79,6 +86,7 @@ class PrivacyEngine:
         random_state: RandomState = None,
         grad_sample_mode: str = "hooks",
         verify: bool = True,
+        noise: Noise = "gaussian",
     ) -> PrivateTraining:
         """The private module, optimizer and data loader.
 
@@ -131,6 +139,9 @@ class PrivacyEngine:
         verify : bool
             Whether modules, losses and batches are checked to keep examples apart. False: you vouch
             for it, and the report says so.
+        noise : {"gaussian", "discrete"}
+            Gaussian noise rounded to a grid, or an exact discrete Gaussian: much slower, at the
+            same cost, without any rounding in the noise.
         """
         self.accountant.check_process()
         _refuse_other_clipping(clipping)
@@ -140,7 +151,7 @@ class PrivacyEngine:
                 "Expected a criterion with grad_sample_mode='ghost', found none: it is evaluated "
                 "example by example."
             )
-        noise = noise_of(noise_multiplier)
+        multiplier = noise_of(noise_multiplier)
         radius = validate.positive("max_grad_norm", max_grad_norm)
         validate.choice("loss_reduction", loss_reduction, ("mean", "sum"))
         processes = Processes.of(module)
@@ -154,8 +165,9 @@ class PrivacyEngine:
         )  # fmt: skip
         chosen = choose_ellipsoid(ellipsoid, parameters, public_loader, moments_of)
         chosen.agree(processes)
-        source = _source(random_state, noise_generator)
+        source = _source(random_state, noise_generator, noise)
         self.seeded |= source.seeded
+        self._noises.add(source.noise)
         sampling = _sampling(data_loader, processes, poisson_sampling)
         # Refuses samplings that cannot be composed, before anything is released.
         PrivacyPlan((*self.accountant.events, sampling.event))
@@ -163,7 +175,7 @@ class PrivacyEngine:
         tape = Tape(parameters, batch_first, loss_reduction)
         private = PrivateModule(module, tape, verify)
         charges = BatchCharges(self.accountant, sampling.event, sampling.takes_each_row_once)
-        terms = ReleaseTerms(noise, radius, sampling.batch_size)
+        terms = ReleaseTerms(multiplier, radius, sampling.batch_size)
         private_optimizer = PrivateOptimizer(
             optimizer, tape, chosen, terms,
             source=source, processes=processes, charge=charges.release,
@@ -222,7 +234,14 @@ class PrivacyEngine:
 
     def report(self, delta: float) -> PrivacyReport:
         """The privacy card of everything released so far."""
-        return self.accountant.plan.report(delta, seeded=self.seeded, verified=self.verified)
+        return self.accountant.plan.report(
+            delta, seeded=self.seeded, verified=self.verified, noise=self._noise
+        )
+
+    @property
+    def _noise(self) -> Noise:
+        """Discrete only where all trainings have discrete noise."""
+        return "discrete" if self._noises == {"discrete"} else "gaussian"
 
     def is_compatible(self, *, module: nn.Module, **_: Any) -> bool:
         return ModuleValidator.is_valid(module)
@@ -245,7 +264,10 @@ class PrivacyEngine:
         The file is written completely or not at all. Under several processes call it on each; the
         first one writes.
         """
-        flags = {"format": checkpoints.FORMAT, "seeded": self.seeded, "verified": self.verified}
+        flags = {
+            "format": checkpoints.FORMAT, "seeded": self.seeded, "verified": self.verified,
+            "noise": self._noise,
+        }  # fmt: skip
         state = {**(checkpoint_dict or {}), "privagrad": flags}
         checkpoints.save(Path(path), state, module, optimizer, self.accountant)
 
@@ -265,6 +287,7 @@ class PrivacyEngine:
         state = checkpoints.load(Path(path), module, optimizer, self.accountant)
         self.seeded |= bool(state["privagrad"]["seeded"])
         self.verified &= bool(state["privagrad"].get("verified", True))
+        self._noises.add(noise_kind(state["privagrad"].get("noise", "gaussian")))
         return state
 
 
@@ -278,10 +301,12 @@ def _sampling(loader: DataLoader[Any], processes: Processes, poisson: bool) -> S
     return Sampling.of(loader, processes, poisson)
 
 
-def _source(random_state: RandomState, generator: torch.Generator | None) -> RandomSource:
+def _source(
+    random_state: RandomState, generator: torch.Generator | None, noise: Noise
+) -> RandomSource:
     if generator is not None:
         random_state = int(torch.randint(2**62, (), generator=generator))
-    return random_source(random_state)
+    return random_source(random_state, noise)
 
 
 def _refuse_other_clipping(clipping: str) -> None:

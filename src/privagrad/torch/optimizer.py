@@ -8,13 +8,13 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple, NoReturn
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from privagrad._internal import validate
-from privagrad.privacy.mechanism import GaussianSum, Part, Share
+from privagrad.privacy.bounded import Part, Share
+from privagrad.privacy.mechanism import GaussianSum
 from privagrad.privacy.noise import RandomSource
 from privagrad.torch.ellipsoids import TrainingEllipsoid
 from privagrad.torch.per_example.gradients import PerExampleGradient
@@ -101,8 +101,7 @@ class PrivateOptimizer(Optimizer):
         self.step_done: Callable[[], None] = lambda: None
         self._source, self._processes, self._charge = source, processes, charge
         self._pool: ThreadPoolExecutor | None = None
-        dim = sum(parameter.numel() for parameter in tape.parameters.values())
-        self._units = np.empty(dim)
+        self._dim = sum(parameter.numel() for parameter in tape.parameters.values())
         self._drop_batch()
         self.scales = ellipsoid.scales
 
@@ -235,7 +234,7 @@ class PrivateOptimizer(Optimizer):
         totals = {name: self._sum_of(name, p) for name, p in self.tape.parameters.items()}
         if noise > 0:
             mechanism = GaussianSum(
-                self._units.size,
+                self._dim,
                 noise,
                 self._batch_size,
                 slack=FLOAT32 * (1 + self._batch_size * 2.0**-10),
@@ -247,7 +246,7 @@ class PrivateOptimizer(Optimizer):
             share = None
             if self._processes.count > 1:
                 share = Share(self._processes.first, self._processes.sum_array)
-            bounded = mechanism.sum_of_parts(parts, radius, self._units, share)
+            bounded = mechanism.sum_of_parts(parts, radius, share)
             mechanism.release(bounded, self._source, self._threads())
             factor = self._batch_size
         else:

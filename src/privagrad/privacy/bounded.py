@@ -1,0 +1,221 @@
+"""Sums of bounded vectors: values that only a mechanism makes, and that it releases once."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from itertools import accumulate
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from privagrad._internal.jit import kernel
+from privagrad._internal.validate import Floats, Vector
+from privagrad.geometry.ellipsoid import Ellipsoid, euclidean_norm
+from privagrad.privacy.grid import PublicGrid
+
+Adds = Callable[..., tuple[int, int]]
+"""A function ``add(units, per_unit, limit, *arguments)`` that bounds vectors and adds them up.
+
+It adds round(v · per_unit), with ‖v‖ ≤ limit as it computes the norm, for the vector v of each
+example to `units`, and returns how many it shrank and how many it left out as not finite.
+"""
+
+MECHANISM = object()
+"""The proof that `GaussianSum` makes a `BoundedSum`: no other code has it."""
+
+
+class BoundedSum:
+    """A sum of vectors that a mechanism bounded; made by `GaussianSum`, released once.
+
+    Attributes
+    ----------
+    mechanism : PublicGrid
+        The mechanism that releases it.
+    memory : array
+        The sum in units of the grid; after the release, the private mean.
+    ellipsoid : Ellipsoid or None
+        The set whose whitened coordinates the vectors are in; None: the unit ball.
+    clipped, nonfinite : int
+        How many vectors were shrunk, and how many were left out because they are not finite. Both
+        are facts about the data, NOT private.
+    """
+
+    __slots__ = ("clipped", "ellipsoid", "mechanism", "memory", "nonfinite", "open")
+
+    def __init__(
+        self, maker: object, mechanism: PublicGrid, memory: Vector, ellipsoid: Ellipsoid | None
+    ) -> None:
+        if maker is not MECHANISM:
+            raise TypeError("Expected a sum made by GaussianSum.sum(), found a direct call.")
+        self.mechanism, self.memory, self.ellipsoid = mechanism, memory, ellipsoid
+        self.clipped = self.nonfinite = 0
+        self.open = True
+
+    def add(self, vectors: Floats) -> None:
+        """Add each row of `vectors`, shrunk to norm at most 1 and rounded to whole units.
+
+        Rows that are only known up to the mechanism's slack are rounded together, by the release:
+        rounding each could move many of them by a unit. Rows that are not finite, or whose norm is
+        not, contribute nothing and are counted.
+
+        Guarantees
+        ----------
+        What a row adds depends on nothing but the row.
+        """
+        if vectors.ndim != 2 or vectors.shape[1] != self.memory.size:
+            raise ValueError(
+                f"Expected vectors of {self.memory.size} coordinates, one a row, found shape "
+                f"{vectors.shape}."
+            )
+        self.add_by(_add_bounded, vectors, self.mechanism.slack == 0.0)
+
+    def add_by(self, add: Adds, *arguments: Any) -> None:
+        """Let a kernel bound and add vectors, by this mechanism's grid and limit."""
+        self._require_open()
+        mechanism = self.mechanism
+        clipped, nonfinite = add(self.memory, 1.0 / mechanism.grid, mechanism.limit, *arguments)
+        self.clipped += clipped
+        self.nonfinite += nonfinite
+
+    def close(self) -> None:
+        """Called by the release: a second release of the same rows would not be paid for."""
+        self._require_open()
+        self.open = False
+
+    def _require_open(self) -> None:
+        if not self.open:
+            raise ValueError(
+                "Expected a sum that was not released yet, found one that was: every release is "
+                "charged by itself. Bound and sum the rows again."
+            )
+
+    @property
+    def share(self) -> Share | None:
+        """Given where several processes hold shares of the sum."""
+        return None
+
+    @property
+    def spans(self) -> Sequence[BoundedSum | _Tensor]:
+        """The parts that are turned into units, and back, in their own way."""
+        return (self,)
+
+    @property
+    def size(self) -> int:
+        """The number of coordinates."""
+        return self.memory.size
+
+    def units(self, place: slice, mechanism: PublicGrid) -> Vector:
+        """The units at `place`, which may be written to."""
+        return self.memory[place]
+
+    def scale(self, place: slice, units: Vector, mechanism: PublicGrid) -> None:
+        """Turn noisy `units` at `place` into the private mean."""
+        factor = mechanism.grid / mechanism.batch_size
+        if self.ellipsoid is None:
+            units *= factor
+        else:
+            _unwhiten(units, self.ellipsoid.noise_std[place], factor)
+
+
+class Part(NamedTuple):
+    """Some coordinates, flat: the bounded sum, sqrt(scale), where the private mean goes."""
+
+    total: Floats
+    root_scale: Floats
+    out: Floats
+
+
+class Share(NamedTuple):
+    """One process's share of a sum: whether it adds the noise, and what adds all shares up."""
+
+    noisy: bool
+    combine: Callable[[Vector], None]
+
+
+class SumOfParts(BoundedSum):
+    """A sum in the units of several tensors; A is diag(scale)/radius²."""
+
+    __slots__ = ("_share", "_spans")
+
+    def __init__(
+        self, maker: object, mechanism: PublicGrid, parts: Sequence[Part], radius: float,
+        share: Share | None,
+    ) -> None:  # fmt: skip
+        ends = list(accumulate(part.total.size for part in parts))
+        super().__init__(maker, mechanism, np.empty(ends[-1] if share else 0), None)
+        pieces = np.split(self.memory, ends[:-1]) if share else [self.memory] * len(parts)
+        self._share = share
+        self._spans = [
+            _Tensor(piece, part, radius) for piece, part in zip(pieces, parts, strict=True)
+        ]
+
+    @property
+    def share(self) -> Share | None:
+        return self._share
+
+    @property
+    def spans(self) -> Sequence[_Tensor]:
+        return self._spans
+
+
+class _Tensor(NamedTuple):
+    """One tensor; `memory` is for its units where processes exchange them, else empty."""
+
+    memory: Vector
+    part: Part
+    radius: float
+
+    @property
+    def size(self) -> int:
+        return self.part.total.size
+
+    def units(self, place: slice, mechanism: PublicGrid) -> Vector:
+        total, root_scale, _ = self.part
+        units = self.memory[place] if self.memory.size else np.empty(place.stop - place.start)
+        per_unit = 1 / (mechanism.grid * self.radius)
+        _to_units(total[place], root_scale[place], per_unit, units)
+        return units
+
+    def scale(self, place: slice, units: Vector, mechanism: PublicGrid) -> None:
+        _, root_scale, out = self.part
+        factor = mechanism.grid * self.radius / mechanism.batch_size
+        _from_units(units, root_scale[place], factor, out[place])
+
+
+@kernel()
+def _add_bounded(
+    units: Vector, per_unit: float, limit: float, vectors: Floats, rounded: bool
+) -> tuple[int, int]:
+    clipped = nonfinite = 0
+    for i in range(vectors.shape[0]):
+        norm = euclidean_norm(vectors[i])
+        if not math.isfinite(norm):
+            nonfinite += 1
+            continue
+        factor = per_unit
+        if norm > limit:
+            factor *= limit / norm
+            clipped += 1
+        for j in range(units.size):
+            value = vectors[i, j] * factor
+            units[j] += np.rint(value) if rounded else value
+    return clipped, nonfinite
+
+
+@kernel()
+def _unwhiten(units: Vector, unwhiten: Vector, factor: float) -> None:
+    for j in range(units.size):
+        units[j] *= factor * unwhiten[j]
+
+
+@kernel()
+def _to_units(total: Floats, root_scale: Floats, per_unit: float, units: Vector) -> None:
+    for j in range(units.size):
+        units[j] = np.rint(np.float64(total[j]) * np.float64(root_scale[j]) * per_unit)
+
+
+@kernel()
+def _from_units(units: Vector, root_scale: Floats, factor: float, out: Floats) -> None:
+    for j in range(units.size):
+        out[j] = units[j] * factor / np.float64(root_scale[j])

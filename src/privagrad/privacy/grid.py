@@ -1,0 +1,75 @@
+"""The public grid that a sum is rounded to, and how much noise a sum on it needs."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+
+from privagrad.privacy import normals
+
+ULP = 2.0**-52
+_GRID_STEPS_PER_NOISE = 2**20
+_EXACT_INTEGERS = 2**52
+
+
+@dataclass(frozen=True)
+class PublicGrid:
+    """A sum of vectors of norm at most 1 is a whole number of units of `grid` in every coordinate.
+
+    Parameters
+    ----------
+    dim : int
+        The number of coordinates that one example's vector has.
+    noise_multiplier : float
+        The standard deviation of the noise over the sensitivity.
+    batch_size : float
+        The expected batch size, which the noisy sum is divided by.
+    slack : float
+        How much longer than 1 a vector may be by the rounding of the caller's own arithmetic.
+    """
+
+    dim: int
+    noise_multiplier: float
+    batch_size: float
+    slack: float = 0.0
+
+    @cached_property
+    def grid(self) -> float:
+        """2^-20 of the noise shared among the coordinates, or as fine as doubles count exactly."""
+        fine = self.noise_multiplier / (_GRID_STEPS_PER_NOISE * math.sqrt(self.dim))
+        # A Poisson batch beyond twice its expectation plus 64 has probability below 1e-20.
+        coarse = (2 * self.batch_size + 64) / _EXACT_INTEGERS
+        return max(_power_of_two_below(fine), 2 * _power_of_two_below(coarse))
+
+    @cached_property
+    def limit(self) -> float:
+        """The largest norm, as computed, of a vector whose norm is at most 1 in real numbers.
+
+        A norm of `dim` coordinates is off by fewer than dim + 8 units in the last place.
+        """
+        return 1.0 - (self.dim + 8) * ULP
+
+    @property
+    def sensitivity(self) -> float:
+        """How far one vector can move the rounded sum, in whitened coordinates."""
+        return 1.0 + self.slack + math.sqrt(self.dim) * self.grid
+
+    @cached_property
+    def deviation(self) -> float:
+        """σ of the noise in units of the grid: z times the sensitivity.
+
+        Two sums may seem further apart by the errors of the normals, 2 sqrt(dim) error · σ.
+        """
+        error = 2 * math.sqrt(self.dim) * normals.RELATIVE_ERROR * normals.LARGEST
+        if not self.noise_multiplier * error < 1:
+            raise ValueError(
+                f"Expected a noise multiplier below {1 / error:.3g} for {self.dim} coordinates, "
+                f"found {self.noise_multiplier:g}: normals are not that accurate."
+            )
+        exact = self.noise_multiplier * self.sensitivity / self.grid
+        return exact / (1 - self.noise_multiplier * error)
+
+
+def _power_of_two_below(value: float) -> float:
+    return math.ldexp(1.0, math.frexp(value)[1] - 1)
