@@ -20,7 +20,7 @@ X = RNG.standard_normal((300, 3))
 Y = (X[:, 0] > 0).astype(int)
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture
 def no_gaussian_noise(monkeypatch):
     def refuse(*arguments):
         raise AssertionError("a release with Gaussian noise")
@@ -28,6 +28,7 @@ def no_gaussian_noise(monkeypatch):
     monkeypatch.setitem(mechanism._ADD_NOISE, "gaussian", refuse)
 
 
+@pytest.mark.usefixtures("no_gaussian_noise")
 @pytest.mark.parametrize("method", ["pagan", "objective-perturbation", "gep"])
 def test_minimize(method):
     public = (X[:50], 2 * Y[:50] - 1) if method == "gep" else None
@@ -51,6 +52,7 @@ def test_minimize(method):
         ),
     ],
 )
+@pytest.mark.usefixtures("no_gaussian_noise")
 @pytest.mark.filterwarnings("ignore:.*rows:UserWarning")
 def test_estimators(model):
     assert model.set_params(epsilon=3.0).fit(X, Y).privacy_.noise == "discrete"
@@ -74,6 +76,7 @@ def test_command(tmp_path, monkeypatch):
     assert "discrete Gaussian" in (tmp_path / "r.html").read_text()
 
 
+@pytest.mark.usefixtures("no_gaussian_noise")
 def test_engine_and_its_checkpoints(tmp_path):
     run = private(nn.Linear(5, 3), noise_multiplier=1.0, noise="discrete")
     run.epoch(F.cross_entropy)

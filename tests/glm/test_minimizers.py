@@ -21,10 +21,9 @@ from privagrad.privacy.events import (
     SelectEvent,
 )
 from privagrad.privacy.mechanism import GaussianSum
-from privagrad.privacy.noise import RandomSource
 from privagrad.privacy.releases import Releases
 from privagrad.privacy.sampling import Batches
-from tests.statistics import scale_accepted
+from tests.statistics import Constant, scale_accepted
 
 SCALAR = [name for name in LOSSES if not pg.Loss(name).multiclass]
 
@@ -150,10 +149,6 @@ def test_the_cover_hides_the_grid_of_the_noise_in_the_objective(noise):
     setting = Setting(dim, Batches(n, n, 1), pg.WholeSpace(), plan, ball)
     made = []
 
-    class Fixed:
-        def standard_normal(self, size):
-            return np.full(size, normal)
-
     class Recorded(GaussianSum):
         def release(self, total, *rest):
             made.append((self, total.memory.copy(), total.ellipsoid.radius))
@@ -161,8 +156,7 @@ def test_the_cover_hides_the_grid_of_the_noise_in_the_objective(noise):
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(oracle, "GaussianSum", Recorded)
-        fixed: Any = Fixed()
-        source = RandomSource((fixed,) * 4, fixed, True)
+        source = Constant.source(normal)
         asked = oracle.GradientOracle(gradients, setting, Releases(plan, source), None)
         asked.perturbed_minimum(ridge, 0.1)
     (tilted, _, tilt_radius), (cover, units, radius) = made

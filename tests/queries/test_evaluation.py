@@ -196,7 +196,8 @@ def test_the_noise_of_coefficients_is_of_the_right_size():
     problem = Problem(Loss("logistic"), as_rows(rows), y, bounds=(low, np.maximum(-low, 1.0)),
                       groups=((2, 5),))  # fmt: skip
     plan = plan_fit(problem.facts, 1.0, 1e-5, Choices(steps=100), evaluated=True)
-    fits = [run_fit(problem, plan, plan.releases(random_source(seed)), False) for seed in range(30)]
+    seeds = range(100, 130)
+    fits = [run_fit(problem, plan, plan.releases(random_source(seed)), False) for seed in seeds]
     real = np.std([fit.coef[0] for fit in fits], axis=0, ddof=1)
     told = np.median([fit.trace.noise[0] for fit in fits if fit.trace], axis=0)
     assert (real / told < 2).all()

@@ -140,7 +140,8 @@ class GradientOracle:
         tilt = drawn.release(none, self.releases.source, self.pool) / n
         tilted = replace(risk, tilt=tilt)
         # The tilt is normal up to the rounding to its grid, which moves the minimiser a little.
-        rounded = math.sqrt(dim) * drawn.grid * risk.bound / (2 * n)
+        units = drawn.distance_from_normal(self.releases.source.noise)
+        rounded = math.sqrt(dim) * units * drawn.grid * risk.bound / n
         near = tolerance + tilted.rounding(tolerance) + rounded
         cover = self.releases.noise_for(SOLVER_TOLERANCE)
         return self._certified(tilted.solve(tolerance), 2 * near / ridge, cover)

@@ -18,6 +18,9 @@ from privagrad._internal.jit import kernel
 from privagrad._internal.validate import Vector
 from privagrad.privacy.noise import BUFFER, KeyStream
 
+DISCRETE_SPREAD = 3.0
+"""Discrete noise is a Gaussian, and whole numbers drawn around it with this spread."""
+
 _RESERVE = BUFFER // 2
 """Words that are there when a sample begins. One needs about 30, and more than these with
 probability below 2^-200; it would then be begun again."""

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from privagrad.privacy import normals
+from privagrad.privacy.discrete import DISCRETE_SPREAD
+from privagrad.privacy.noise import Noise
 
 ULP = 2.0**-52
 _GRID_STEPS_PER_NOISE = 2**20
@@ -69,6 +71,16 @@ class PublicGrid:
             )
         exact = self.noise_multiplier * self.sensitivity / self.grid
         return exact / (1 - self.noise_multiplier * error)
+
+    def distance_from_normal(self, noise: Noise) -> float:
+        """How many units the noise of a coordinate lies from a normal of this `deviation`.
+
+        Gaussian noise is rounded. Discrete noise is drawn around a normal with probabilities
+        proportional to N(·, 9) (see `discrete_parameter`): further away with probability 1e-32.
+        """
+        if noise == "discrete":
+            return 12 * DISCRETE_SPREAD
+        return 0.5 + normals.RELATIVE_ERROR * normals.LARGEST * self.deviation
 
 
 def _power_of_two_below(value: float) -> float:

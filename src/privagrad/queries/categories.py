@@ -5,6 +5,8 @@ each it is a vector of norm 1. Gaussian noise of multiplier z protects the count
 other rows have too. A category of one row alone shows with probability at most leak/k where the
 threshold is 1 + s sqrt(k) Φ⁻¹(1 - leak/k), s the noise's standard deviation, which is z times the
 sensitivity with its grid: all of a row's own categories stay hidden with probability 1 - leak.
+Discrete noise has up to two units more of standard deviation, and the tail of a discrete Gaussian
+is at most that of a Gaussian one unit further in (Canonne, Kamath, Steinke 2020).
 """
 
 from __future__ import annotations
@@ -54,10 +56,10 @@ def threshold(columns: int, n: int, event: GaussianEvent) -> float:
     from scipy.special import ndtri
 
     mechanism, root = _mechanism(columns, n, event), math.sqrt(columns)
-    deviation = root * event.noise_multiplier * mechanism.sensitivity
+    quantile = float(-ndtri(event.leak / columns))
     # Noise is rounded to the grid; the last factor is for the rounding of these few products.
-    least = 1.0 + root * mechanism.grid + deviation * float(-ndtri(event.leak / columns))
-    return least * (1 + 1e-9)
+    units = 2 + (mechanism.deviation + 2) * quantile
+    return (1.0 + root * mechanism.grid * units) * (1 + 1e-9)
 
 
 def discover(
