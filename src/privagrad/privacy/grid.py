@@ -11,7 +11,9 @@ from privagrad.privacy.discrete import DISCRETE_SPREAD
 from privagrad.privacy.noise import Noise
 
 ULP = 2.0**-52
-_GRID_STEPS_PER_NOISE = 2**20
+_GRID_STEPS_PER_NOISE = 2**16
+"""Finer: less rounding of the sum. Coarser: less harm by the rounding of the normals."""
+
 _EXACT_INTEGERS = 2**52
 
 
@@ -38,7 +40,7 @@ class PublicGrid:
 
     @cached_property
     def grid(self) -> float:
-        """2^-20 of the noise shared among the coordinates, or as fine as doubles count exactly."""
+        """2^-16 of the noise shared among the coordinates, or as fine as doubles count exactly."""
         fine = self.noise_multiplier / (_GRID_STEPS_PER_NOISE * math.sqrt(self.dim))
         # A Poisson batch beyond twice its expectation plus 64 has probability below 1e-20.
         coarse = (2 * self.batch_size + 64) / _EXACT_INTEGERS
