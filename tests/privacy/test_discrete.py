@@ -81,6 +81,16 @@ def test_releases_have_whole_units_of_the_right_scale(noise_multiplier):
     assert np.gcd.reduce(units.astype(int).ravel()) == 1
 
 
+def test_releases_are_the_sum_and_samples_of_the_stream():
+    mechanism = GaussianSum(100, 2.0, 1)
+    total = mechanism.sum()
+    total.add(np.eye(100))
+    expected = total.memory.copy()
+    add_discrete(expected, random_source(5).lanes[0], mechanism.deviation)
+    released = mechanism.release(total, random_source(5, "discrete"))
+    assert np.array_equal(released, expected * mechanism.grid)
+
+
 class _FewWords:
     """A stream that is used up at once: 1 asks for another trial again and again."""
 
