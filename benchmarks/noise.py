@@ -42,8 +42,7 @@ def secure_noise(out: Vector) -> Callable[[], None]:
 
     def add() -> None:
         for start in range(0, out.size, BUFFER):
-            block = out[start : start + BUFFER]
-            add_normals(block, stream.words(block.size + block.size % 2), 1e6)
+            add_normals(out[start : start + BUFFER], stream, 1e6)
 
     return add
 

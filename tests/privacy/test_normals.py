@@ -25,7 +25,7 @@ FINE = 2.0**52
 def pair(radius, angle):
     """Both normals, rounded to multiples of 2^-52."""
     units = np.zeros(2)
-    normals.add_normals(units, np.array([radius, angle], np.uint64), FINE)
+    normals._add_pairs(units, np.array([radius, angle], np.uint64), FINE)
     return units / FINE
 
 
@@ -65,7 +65,7 @@ def test_tails_are_right(t):
 def drawn(stream, count=2**18):
     units = np.zeros(count)
     for block in np.split(units, count // BUFFER):
-        normals.add_normals(block, stream.words(BUFFER), FINE)
+        normals.add_normals(block, stream, FINE)
     return units.reshape(-1, 2, BUFFER // 2) / FINE
 
 
@@ -96,7 +96,7 @@ def test_pairs_have_exponential_squares_and_uniform_angles():
 def test_every_unit_gets_a_normal_of_its_own(size):
     words = KeyStream(bytes(16)).words(size + size % 2).copy()
     units = np.full(size, 0.3)
-    normals.add_normals(units, words, 2.0**30)
+    normals.add_normals(units, KeyStream(bytes(16)), 2.0**30)
     half = words.size // 2
     pairs = np.array([pair(*both) for both in zip(words[:half], words[half:], strict=True)])
     assert np.abs(units - pairs.T.ravel()[:size] * 2.0**30).max() <= 0.51

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeVar, cast
+from typing import Any, Literal, TypeVar, cast
 
 from llvmlite import ir
 from numba import njit, types
@@ -16,11 +16,22 @@ F = TypeVar("F", bound=Callable[..., Any])
 _REORDER = {"reassoc", "contract", "nsz", "arcp"}
 
 
-def kernel(*, reorder: bool = False, inline: bool = False) -> Callable[[F], F]:
-    """Compile at first use, keep on disk, run without the interpreter's lock."""
+def kernel(*, reorder: bool = False, inline: bool | Literal["late"] = False) -> Callable[[F], F]:
+    """Compile at first use, keep on disk, run without the interpreter's lock.
+
+    Parameters
+    ----------
+    reorder : bool
+        Whether sums may be re-ordered and fused.
+    inline : bool or "late"
+        Whether the function becomes a part of its callers: True before types are known, so that
+        the callers' `reorder` holds; "late" after that, which compiles faster.
+    """
 
     def compile_later(function: F) -> F:
-        options = {"inline": "always"} if inline else {}
+        options: dict[str, Any] = {}
+        if inline:
+            options = {"forceinline": True} if inline == "late" else {"inline": "always"}
         decorate = njit(
             cache=True,
             nogil=True,

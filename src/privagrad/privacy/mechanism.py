@@ -11,11 +11,11 @@ import numpy as np
 
 from privagrad._internal.validate import Vector
 from privagrad.geometry.ellipsoid import Ellipsoid
-from privagrad.privacy import normals
 from privagrad.privacy.bounded import MECHANISM, BoundedSum, Part, Share, SumOfParts
 from privagrad.privacy.discrete import add_discrete
 from privagrad.privacy.grid import PublicGrid
 from privagrad.privacy.noise import BUFFER, KeyStream, Noise, RandomSource
+from privagrad.privacy.normals import add_normals
 
 _MOST_UNITS = 2.0**51
 _SPLIT_FROM = 2**17
@@ -150,8 +150,4 @@ class GaussianSum(PublicGrid):
             first = last
 
 
-def _add_normals(units: Vector, lane: KeyStream, deviation: float) -> None:
-    normals.add_normals(units, lane.words(units.size + units.size % 2), deviation)
-
-
-_ADD_NOISE: dict[Noise, AddNoise] = {"gaussian": _add_normals, "discrete": add_discrete}
+_ADD_NOISE: dict[Noise, AddNoise] = {"gaussian": add_normals, "discrete": add_discrete}

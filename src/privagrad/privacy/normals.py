@@ -22,6 +22,7 @@ import numpy as np
 
 from privagrad._internal.jit import kernel
 from privagrad._internal.validate import Vector
+from privagrad.privacy.noise import KeyStream, Words
 
 RELATIVE_ERROR = 2.0**-50
 """A normal differs from the exact value for its words by at most this part of its radius r."""
@@ -52,7 +53,7 @@ _TAIL, _QUARTER, _ANGLE = np.uint64(2**11 - 1), np.uint64(11), 13
 _SWAP, _FLIP = np.uint64(1), np.uint64(2)
 
 
-@kernel(inline=True)
+@kernel(inline="late")
 def normal_pair(radius: Any, angle: Any) -> tuple[float, float]:
     """Two independent standard normals out of two independent uniform words."""
     tail = np.float64(np.int64(angle & _TAIL))
@@ -84,20 +85,23 @@ def normal_pair(radius: Any, angle: Any) -> tuple[float, float]:
     return -a if flipped else a, -b if flipped else b
 
 
-@kernel()
-def add_normals(units: Vector, words: Any, deviation: float) -> None:
-    """Round `units` to whole ones and add round(N(0, deviation²)) to each.
+def add_normals(units: Vector, stream: KeyStream, deviation: float) -> None:
+    """Round `units` to whole ones and add round(N(0, deviation²)) to each; at most BUFFER units."""
+    if units.size % 2:
+        even = np.append(units, 0.0)
+        _add_pairs(even, stream.words(even.size), deviation)
+        units[:] = even[:-1]
+    else:
+        _add_pairs(units, stream.words(units.size), deviation)
 
-    `words` are as many as `units`, or one more where that is an odd number.
-    """
-    half = words.size // 2
+
+@kernel()
+def _add_pairs(units: Vector, words: Words, deviation: float) -> None:
+    half = units.size // 2
     # Slices: of one array the compiler would not know that its halves do not overlap.
     first, second = units[:half], units[half:]
     radii, angles = words[:half], words[half:]
-    for i in range(second.size):
+    for i in range(half):
         a, b = normal_pair(radii[i], angles[i])
         first[i] = np.rint(first[i]) + np.rint(a * deviation)
         second[i] = np.rint(second[i]) + np.rint(b * deviation)
-    for i in range(second.size, half):
-        a, _ = normal_pair(radii[i], angles[i])
-        first[i] = np.rint(first[i]) + np.rint(a * deviation)
