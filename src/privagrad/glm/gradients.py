@@ -135,12 +135,19 @@ class GlmGradients:
                 f"Expected a point and a sum of {self.dim} coordinates, found {x.size} and "
                 f"{total.size}."
             )
+        work = batch.size * self.rows.entries_per_row * self.outputs
         fixed: tuple[Any, ...] = (self.targets, x, *self.loss.key, *shape)
         kernel: tuple[Adds, tuple[Any, ...]] = self.rows.kernel
         if self.loss.multiclass:
-            kernel, fixed = (kernels.add_classes, (self.rows.flat,)), (*fixed, self.outputs)
+            rows, used = self.rows, np.arange(self.rows.shape[1])
+            if isinstance(rows, SparseRows) and work < x.size:
+                # The kernel reads and writes all columns that it is given.
+                rows, used = rows.narrowed(batch)
+                fixed = (self.targets[batch], *fixed[1:])
+                batch = np.arange(batch.size)
+            kernel, fixed = (kernels.add_classes, (rows.flat,)), (*fixed, self.outputs, used)
         add, table = kernel
-        if batch.size * self.rows.entries_per_row * self.outputs < max(_SPLIT_FROM, 8 * x.size):
+        if work < max(_SPLIT_FROM, 8 * x.size):
             return add(total, per_unit, limit, *table, batch, *fixed)
 
         # Cut by the work alone, so that results do not depend on the number of threads.

@@ -46,7 +46,7 @@ class DenseRows:
         """All rows, as something with products."""
         return self.array
 
-    @property
+    @cached_property
     def flat(self) -> FlatRows:
         """The rows as the kernels read them."""
         n, dim = self.shape
@@ -161,6 +161,14 @@ class SparseRows:
         if constant:
             table = hstack([csr_array(table), csr_array(np.ones((n, 1)))], format="csr")
         return _sparse(table)
+
+    def narrowed(self, rows: NDArray[np.int64]) -> tuple[SparseRows, NDArray[np.int64]]:
+        """Some rows as a table of the columns of their entries alone, and these columns."""
+        counts = self.indptr[rows + 1] - self.indptr[rows]
+        indptr = np.concatenate([[0], np.cumsum(counts)])
+        places = np.repeat(self.indptr[rows] - indptr[:-1], counts) + np.arange(indptr[-1])
+        columns, indices = np.unique(self.indices[places], return_inverse=True)
+        return SparseRows(self.data[places], indices, indptr, columns.size), columns
 
     def without(self, rows: NDArray[np.bool_]) -> SparseRows:
         """The table with these rows set to zeros, in place."""
