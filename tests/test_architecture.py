@@ -35,7 +35,7 @@ ONLY = {
     "sklearn": ("estimators.",),
     "matplotlib": ("experiments.", "report."),
     "randomgen": ("privacy.noise",),
-    "numba": ("_internal.jit",),
+    "numba": ("_internal.jit", "_internal.lanes"),
     "polars": ("data.",),
 }
 FORMER = {

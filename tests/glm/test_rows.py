@@ -190,7 +190,6 @@ def test_large_tables_lie_in_files_that_nobody_else_can_open(monkeypatch):
     small = dense_rows(X).standardized(centre, unit, True).array
     moved = dense_rows(X).centred(np.array([0, 2]), centre[[0, 2]]).array
     monkeypatch.setattr(rows_module, "_LARGE", 100)
-    monkeypatch.setattr(rows_module, "_CHUNK", 7)
     large = dense_rows(X).standardized(centre, unit, True).array
     assert isinstance(large.base, np.memmap)
     assert not Path(str(large.base.filename)).exists()

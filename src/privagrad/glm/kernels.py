@@ -108,10 +108,16 @@ def add_sparse(
     line = 64 // data.itemsize
     clipped = nonfinite = 0
     for i in range(batch.size):
-        if i + 1 < batch.size:
-            for k in range(indptr[batch[i + 1]], indptr[batch[i + 1] + 1], line):
+        # First where a row starts, then its entries, when that is known.
+        if i + 2 * _ROWS < batch.size:
+            prefetch(indptr, batch[i + 2 * _ROWS])
+            prefetch(targets, batch[i + 2 * _ROWS])
+        if i + _ROWS < batch.size:
+            ahead = batch[i + _ROWS]
+            for k in range(indptr[ahead], indptr[ahead + 1], line):
                 prefetch(data, k)
                 prefetch(indices, k)
+            prefetch(data, indptr[ahead + 1] - 1)
         entries = slice(indptr[batch[i]], indptr[batch[i] + 1])
         margin = squares = 0.0
         for k in range(entries.start, entries.stop):
