@@ -347,12 +347,19 @@ def fill_gradients(
             class_slopes(code, slopes, np.int64(targets[row]))
         else:
             slopes[0] = slope(code, parameter, slopes[0], targets[row])
-        finite[i] = True
+        strange = 0.0
         for c in range(classes):
-            for k in range(values.size):
-                entry = np.float64(values[k]) * slopes[c]
-                gradients[i, c * dim + columns[k]] = entry
-                finite[i] &= math.isfinite(entry)
+            if dense:
+                for j in range(dim):
+                    entry = np.float64(values[j]) * slopes[c]
+                    gradients[i, c * dim + j] = entry
+                    strange += 0.0 * entry  # NaN from then on if one is not finite
+            else:
+                for k in range(values.size):
+                    entry = np.float64(values[k]) * slopes[c]
+                    gradients[i, c * dim + columns[k]] = entry
+                    strange += 0.0 * entry
+        finite[i] = strange == 0.0
 
 
 @kernel(inline=True)
