@@ -142,10 +142,12 @@ class SparseRows:
     def narrowed(self, rows: NDArray[np.int64]) -> tuple[SparseRows, NDArray[np.int64]]:
         """Some rows as a table of the columns of their entries alone, and these columns."""
         counts = self.indptr[rows + 1] - self.indptr[rows]
-        indptr = np.concatenate([[0], np.cumsum(counts)])
-        places = np.repeat(self.indptr[rows] - indptr[:-1], counts) + np.arange(indptr[-1])
+        starts = np.concatenate([[0], np.cumsum(counts)])
+        places = np.repeat(self.indptr[rows] - starts[:-1], counts) + np.arange(starts[-1])
         columns, indices = np.unique(self.indices[places], return_inverse=True)
-        return SparseRows(self.data[places], indices, indptr, columns.size), columns
+        # Of the same types, so that the same machine code reads them.
+        indices, starts = indices.astype(self.indices.dtype), starts.astype(self.indptr.dtype)
+        return SparseRows(self.data[places], indices, starts, columns.size), columns
 
     def without(self, rows: NDArray[np.bool_]) -> SparseRows:
         """The table with these rows set to zeros, in place."""

@@ -33,8 +33,9 @@ LIKELY, SURE, CERTAIN = 3.0, 4.0, 5.0  # standard deviations of noise, by number
 _BOUND = 1.5  # a row's entries and squares, in units of the root of its number of entries
 _TAIL = 0.02  # of a column's entries may be larger than its range
 _NORM_BINS_PER_OCTAVE = 8
-_PARTS, _SPLIT_FROM = 4, 1_000_000
-"""Into how many parts rows are cut for threads, and from how many entries on."""
+_PARTS, _SPLIT_FROM, _ENTRIES_PER_SUM = 4, 1_000_000, 8
+"""Into how many parts rows are cut for threads, and from how many entries on: in all, and for each
+of the sums, which every part has for itself."""
 
 
 class Table(Protocol):
@@ -207,7 +208,7 @@ def _add_by_threads(
     arguments: tuple[Any, ...],
 ) -> tuple[int, int]:  # fmt: skip
     data, indices, starts, dense = table
-    if starts[-1] - starts[0] < max(_SPLIT_FROM, 8 * units.size):
+    if starts[-1] - starts[0] < max(_SPLIT_FROM, _ENTRIES_PER_SUM * units.size):
         return add(units, per_unit, limit, table, *arguments)
 
     def add_part(partial: Vector, edges: tuple[int, int]) -> tuple[int, int]:
