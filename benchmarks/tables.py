@@ -19,6 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -74,7 +75,7 @@ class Fit:
             start = time.perf_counter()
             (X @ weights).T @ X
             once = min(once, time.perf_counter() - start)
-        return once * self.made["steps"] * self.made["batch_size"] / size
+        return once * float(self.made["steps"] * self.made["batch_size"]) / size
 
 
 def run(arguments: list[str]) -> dict[str, object]:
@@ -98,7 +99,7 @@ def run(arguments: list[str]) -> dict[str, object]:
 
 def timed(fit: Fit, folder: Path, turns: int) -> dict[str, object]:
     """Medians of the command and its limits, which take turns."""
-    contestants = {
+    contestants: dict[str, Callable[[], float]] = {
         "fit": partial(fit.run, folder),
         "read_csv": partial(_read, fit.table),
         "products": fit.products,

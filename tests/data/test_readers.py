@@ -267,7 +267,7 @@ def test_numbers_that_stand_for_missing_values_are_missing(tmp_path, blanks):
     """-9 reads as a number, and is none where it stands for a missing value."""
     path = tmp_path / "people.csv"
     mark = blanks[-1] or "nan"
-    path.write_text(f"a,b,y\n1,4,1\n {mark},5,2\n3,6e0,3\n")
+    path.write_text(f"a,b,y\n1,4,1\n{mark},5,2\n3,6e0,3\n")
     schema = Schema((Column("a", missing=77.0), Column("b"), Column("y")), "y", blanks=blanks)
     assert read_rows(path, schema).X.tolist() == [[1, 4], [77, 5], [3, 6]]
 
