@@ -36,7 +36,7 @@ ONLY = {
     "matplotlib": ("experiments.", "report."),
     "randomgen": ("privacy.noise",),
     "cryptography": ("privacy.noise",),
-    "numba": ("_internal.jit",),
+    "numba": ("_internal.jit", "_internal.lanes"),
     "polars": ("data.",),
 }
 FORMER = {

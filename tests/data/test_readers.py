@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from privagrad.data import tables
 from privagrad.data.libsvm import read_libsvm
 from privagrad.data.readers import chunks, infer_schema, open_table, read_table
 from privagrad.data.schema import Column, Schema
@@ -234,6 +235,53 @@ def test_rare_one_hot_tables_are_sparse(tmp_path):
     rows = read_rows(path, Schema((cities, Column("age"), Column("y")), "y"))
     assert rows.X.nnz <= 400
     assert np.array_equal(rows.X.toarray().sum(axis=1), 1 + np.arange(200))
+
+
+def test_sparse_rows_of_many_parts_are_those_of_one(tmp_path, monkeypatch):
+    """Blanks, other texts and zeros leave rows of different lengths, some of them empty."""
+    rng = np.random.default_rng(0)
+    cities = [f"c{k}" for k in range(30)]
+    picked = rng.choice([*cities, "", "elsewhere", " c1 "], 95)
+    numbers, path = rng.integers(0, 2, 95), tmp_path / "people.csv"
+    picked[7], numbers[7] = "", 0
+    lines = [f"{city},{age},1" for city, age in zip(picked, numbers, strict=True)]
+    path.write_text("city,age,y\n" + "\n".join(lines))
+    for known in (tuple(cities), ()):
+        columns = (Column("city", "category", categories=known), Column("age"), Column("y"))
+        table = open_table(path, Schema(columns, "y"))
+        table = table if known else table.with_categories({"city": tuple(cities)})
+        monkeypatch.setattr(tables, "CHUNK", 10)
+        found = table.rows()
+        one_hot = picked[:, None] == np.array(cities)
+        one_hot[:, 1] |= picked == " c1 "
+        assert np.array_equal(found.toarray(), np.column_stack([one_hot, numbers]))
+        assert found.has_canonical_format
+        parts = [part.X.toarray() for part in table.parts()]
+        assert len(parts) == 10
+        assert np.array_equal(np.concatenate(parts), found.toarray())
+        monkeypatch.undo()
+
+
+@pytest.mark.parametrize("blanks", [("",), ("", "-9"), ("", "?"), ("", "nan")])
+def test_numbers_that_stand_for_missing_values_are_missing(tmp_path, blanks):
+    """-9 reads as a number, and is none where it stands for a missing value."""
+    path = tmp_path / "people.csv"
+    mark = blanks[-1] or "nan"
+    path.write_text(f"a,b,y\n1,4,1\n{mark},5,2\n3,6e0,3\n")
+    schema = Schema((Column("a", missing=77.0), Column("b"), Column("y")), "y", blanks=blanks)
+    assert read_rows(path, schema).X.tolist() == [[1, 4], [77, 5], [3, 6]]
+
+
+def test_spellings_of_a_category_count_together(tmp_path):
+    path = tmp_path / "people.csv"
+    path.write_text("city,y\n Rome,1\nRome ,0\nroma,1\n?,1\nBern,\n,?\n")
+    city = Column("city", "category", aliases={"roma": "Rome"})
+    target = Column("y", "category", categories=("0", "1"))
+    table = open_table(path, Schema((city, target), "y", blanks=("", "?")))
+    assert table.counts == {"city": Counter({"Rome": 3, "Bern": 1})}
+    table = table.with_categories({"city": ("Bern", "Rome")})
+    assert table.rows().tolist() == [[0, 1], [0, 1], [0, 1], [0, 0], [1, 0], [0, 0]]
+    assert np.array_equal(table.targets, [1, 0, 1, 1, np.nan, np.nan], equal_nan=True)
 
 
 def test_the_same_categories_in_every_format(tmp_path):

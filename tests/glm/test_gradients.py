@@ -312,9 +312,37 @@ def test_sums_are_exact_in_any_order_and_in_any_number_of_threads(loss, layout):
     assert np.array_equal(alone, np.sum(pieces, axis=0))
 
 
+@pytest.mark.parametrize("projection", PROJECTIONS)
+@pytest.mark.parametrize("classes", [2, 3, 4, 5, 9])
+@pytest.mark.parametrize("loss", MULTICLASS)
+def test_rows_of_many_columns_add_the_same_in_any_batch(loss, classes, projection):
+    """Small batches of sparse rows are summed in the columns of their own entries alone."""
+    rng = np.random.default_rng(0)
+    X = rng.standard_normal((60, 50)) * (rng.uniform(size=(60, 50)) < 0.1)
+    X[5] = 0.0
+    y, x = rng.integers(classes, size=60).astype(float), rng.standard_normal(50 * classes)
+    ellipsoid = pg.Ellipsoid(np.geomspace(0.1, 9, x.size), 0.3)
+    gradients, dense = (
+        gradients_of(pg.Loss(loss), X, y, name, classes) for name in ("csr", "dense")
+    )
+
+    def summed(batch, given=gradients):
+        return bounded_sum(given, x, np.asarray(batch, dtype=int), ellipsoid, 2.0**-20, projection)
+
+    assert 60 * gradients.rows.entries_per_row > 50 > 3 * gradients.rows.entries_per_row
+    alone = [summed([i]) for i in range(60)]
+    total, counts = summed(np.arange(60))
+    assert np.array_equal(np.sum([units for units, _ in alone], axis=0), total)
+    assert counts == tuple(np.sum([count for _, count in alone], axis=0))
+    few = [7, 5, 7]
+    assert np.array_equal(summed(few)[0], np.sum([alone[i][0] for i in few], axis=0))
+    assert summed(few)[0] == pytest.approx(summed(few, dense)[0], abs=len(few))
+
+
+@pytest.mark.parametrize("loss", ["absolute", *MULTICLASS])
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_an_empty_batch_adds_nothing(layout):
-    kind, X, y, x = problem("absolute")
+def test_an_empty_batch_adds_nothing(layout, loss):
+    kind, X, y, x = problem(loss)
     empty = np.empty(0, dtype=np.int64)
     units, counts = bounded_sum(
         gradients_of(kind, X, y, layout), x, empty, pg.Ellipsoid.ball(x.size, 1.0), 1.0

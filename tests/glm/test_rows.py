@@ -158,6 +158,43 @@ def test_standardized_sparse_columns_keep_their_zeros():
     assert centred.data.size == 50 + matrix[:, 1:].nnz
 
 
+@pytest.mark.parametrize("constant", [False, True])
+@pytest.mark.parametrize("centre", [[0.0, 0, 0, 0, 0], [0, 2.5, 0, 0, -1.0], [1.0, 2, 3, 4, 5]])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_standardized_sparse_rows_are_sums_of_matrices_to_the_last_bit(dtype, centre, constant):
+    rng = np.random.default_rng(0)
+    X = (rng.normal(3, 2, (200, 5)) * (rng.uniform(size=(200, 5)) < 0.4)).astype(dtype)
+    X[3], X[4], X[5, 1] = 0.0, np.array([1, 2.5, 3, 4, -1]), 1e30
+    matrix, unit = sparse.csr_array(X), np.array([1.0, 0.3, 3.0, 1e25, 7.0])
+    shift = np.array(centre, dtype=np.float64)
+    with np.errstate(over="ignore"):
+        scaled = sparse.csr_array(X.astype(np.float64) * (1 / unit)).astype(dtype)
+        dense = np.where(shift == 0, scaled.toarray(), (X - shift) / unit)
+    if constant:
+        dense = np.column_stack([dense, np.ones(200)])
+    found = sparse_rows(matrix).standardized(shift, unit, constant)
+    expected = sparse.csr_array(dense)
+    for one, other in zip(
+        (found.data, found.indices, found.indptr),
+        (expected.data, expected.indices, expected.indptr),
+        strict=True,
+    ):
+        assert np.array_equal(one, other)
+    assert found.shape == dense.shape
+    assert found.data.dtype == (np.float64 if constant or shift.any() else dtype)
+    assert found.indices.dtype == found.indptr.dtype == np.int32
+
+
+def test_rows_in_the_columns_of_their_entries():
+    X = np.array([[0.0, 1, 0, 2, 0], [0, 0, 0, 0, 0], [3, 0, 0, 4, 0], [0, 5, 0, 0, 6]])
+    rows = sparse_rows(sparse.csr_array(X))
+    for chosen, columns in (([2, 0, 2], [0, 1, 3]), ([1], []), ([], []), ([3], [1, 4])):
+        narrow, found = rows.narrowed(np.array(chosen, dtype=np.int64))
+        assert found.tolist() == columns
+        assert dense(narrow).tolist() == X[chosen][:, columns].tolist()
+        assert [a.dtype for a in narrow.flat[:3]] == [a.dtype for a in rows.flat[:3]]
+
+
 @pytest.mark.parametrize("kind", [np.asarray, sparse.csr_array])
 def test_points_of_another_size_are_refused(kind):
     rows = as_rows(kind(np.eye(3)))
@@ -190,7 +227,6 @@ def test_large_tables_lie_in_files_that_nobody_else_can_open(monkeypatch):
     small = dense_rows(X).standardized(centre, unit, True).array
     moved = dense_rows(X).centred(np.array([0, 2]), centre[[0, 2]]).array
     monkeypatch.setattr(rows_module, "_LARGE", 100)
-    monkeypatch.setattr(rows_module, "_CHUNK", 7)
     large = dense_rows(X).standardized(centre, unit, True).array
     assert isinstance(large.base, np.memmap)
     assert not Path(str(large.base.filename)).exists()

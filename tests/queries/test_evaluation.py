@@ -45,6 +45,22 @@ def cases():
 CASES = list(cases())
 
 
+@pytest.mark.parametrize(("name", "loss", "y", "outputs"), CASES, ids=[c[0] for c in CASES])
+def test_parts_in_threads_say_the_same(name, loss, y, outputs, monkeypatch):
+    ball = Ellipsoid(np.tile(BALL.scale, outputs), BALL.radius)
+    weights = np.tile(W, outputs) * np.repeat([1.0, 0.2, -1.0][:outputs], 5)
+    gradients = GlmGradients(loss, as_rows(X), y, outputs)
+    left_out = np.arange(700) % 9 == 0
+
+    def found():
+        path = [(0, np.zeros_like(weights)), (10, weights)]
+        return evaluate(gradients, ball, path, left_out, releases_at({"evaluation": 0.5}))
+
+    whole = found()
+    monkeypatch.setattr(evaluation, "_ROWS", 11)
+    assert repr(found()) == repr(whole)
+
+
 @pytest.mark.parametrize("layout", ["dense", "csr"])
 @pytest.mark.parametrize(("name", "loss", "y", "outputs"), CASES, ids=[c[0] for c in CASES])
 def test_without_noise_it_is_the_exact_mean(name, loss, y, outputs, layout):

@@ -6,6 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -21,6 +22,9 @@ Codes = NDArray[np.int32]
 
 _SPARSE = 0.3
 """Below this share of entries that are not 0, one-hot tables are kept sparse."""
+
+_OTHER, _MISSING = -1, -2
+"""Codes of texts that are no category, and of missing ones."""
 
 _LARGEST = 1e38
 """What rows in single precision can hold."""
@@ -117,17 +121,15 @@ class Parser:
             values[:, j] = self._numbers(frame[column.name], column, first)
         codes = np.empty((len(frame), len(categories)), dtype=np.int32)
         for j, column in enumerate(categories):
-            codes[:, j] = self._codes(self._texts(frame[column.name], column), column)
+            codes[:, j] = np.maximum(self._codes(frame[column.name], column), _OTHER)
         return Cells(y, values, codes)
 
     def _targets(self, frame: pl.DataFrame, first: int) -> Vector:
         column = self.schema.column(str(self.schema.target))
         if column.kind == "number":
             return self._numbers(frame[column.name], column, first, fill=math.nan)
-        texts = self._texts(frame[column.name], column)
-        codes = self._codes(texts, column).astype(np.float64)
-        codes[texts.is_null().to_numpy()] = math.nan
-        return codes
+        codes = self._codes(frame[column.name], column)
+        return np.where(codes == _MISSING, math.nan, codes)
 
     def _numbers(
         self, series: pl.Series, column: Column, first: int, fill: float | None = None
@@ -135,15 +137,7 @@ class Parser:
         """Numbers within the bounds; blanks filled, by default by the column's public rule."""
         pl = polars()
         if series.dtype == pl.String:
-            texts = self._texts(series, column)
-            numbers = texts.cast(pl.Float64, strict=False)
-            if wrong := numbers.null_count() - texts.null_count():
-                line = first + int((texts.is_not_null() & numbers.is_null()).arg_max() or 0)
-                raise ValueError(
-                    f"Expected numbers in column {column.name!r}, found other text in {wrong} "
-                    f"rows, first in line {line}: list what stands for a missing value as `blanks` "
-                    "in the schema, or make the column a category or ignored."
-                )
+            numbers = self._read_numbers(series, column, first)
         elif series.dtype.is_numeric() or series.dtype == pl.Boolean:
             numbers = series.cast(pl.Float64)
         else:
@@ -151,10 +145,10 @@ class Parser:
                 f"Expected numbers in column {column.name!r}, found {series.dtype}: make it a "
                 "category or ignored in the schema."
             )
-        missing = column.fill if fill is None else fill
-        values = numbers.fill_nan(None).fill_null(missing).to_numpy().astype(np.float64)
+        values = numbers.to_numpy().astype(np.float64)
+        values[np.isnan(values)] = column.fill if fill is None else fill
         if column.low is not None or column.high is not None:
-            values = np.clip(values, column.low, column.high)
+            np.clip(values, column.low, column.high, out=values)
         if (np.abs(values) > _LARGEST).any():
             raise ValueError(
                 f"Expected numbers below {_LARGEST:g} in column {column.name!r}, found larger ones "
@@ -162,18 +156,54 @@ class Parser:
             )
         return values
 
-    def _codes(self, texts: pl.Series, column: Column) -> Codes:
-        """The places of texts among the stated categories, or among all values met so far."""
+    def _read_numbers(self, series: pl.Series, column: Column, first: int) -> pl.Series:
+        """Texts as numbers; null where one is missing."""
         pl = polars()
+        if not column.aliases and not self._blank_numbers:
+            # No text that stands for a missing value or needs cleaning reads as a number.
+            numbers = series.cast(pl.Float64, strict=False)
+            if not numbers.null_count():
+                return numbers
+        texts = self._texts(series, column)
+        numbers = texts.cast(pl.Float64, strict=False)
+        if wrong := numbers.null_count() - texts.null_count():
+            line = first + int((texts.is_not_null() & numbers.is_null()).arg_max() or 0)
+            raise ValueError(
+                f"Expected numbers in column {column.name!r}, found other text in {wrong} "
+                f"rows, first in line {line}: list what stands for a missing value as `blanks` "
+                "in the schema, or make the column a category or ignored."
+            )
+        return numbers
+
+    @cached_property
+    def _blank_numbers(self) -> bool:
+        """Whether a number stands for a missing value."""
+        pl = polars()
+        blanks = pl.Series(list(self.schema.blanks), dtype=pl.String)
+        return bool(blanks.cast(pl.Float64, strict=False).is_not_null().any())
+
+    def _codes(self, series: pl.Series, column: Column) -> Codes:
+        """The places of texts among the stated categories, or among all values met so far.
+
+        `_OTHER` for other texts, `_MISSING` for none. Each different text is looked at once.
+        """
+        pl = polars()
+        spellings, times = series.cast(pl.String).drop_nulls().value_counts().get_columns()
+        texts = self._texts(spellings, column).to_list()
         counts = self.counts.get(column.name)
         if counts is not None:
-            counts.update(dict(texts.drop_nulls().value_counts().iter_rows()))
-        known = pl.Series(list(column.categories if counts is None else counts), dtype=pl.String)
-        if known.is_empty():
-            return np.full(len(texts), -1, dtype=np.int32)
-        places = pl.Series(range(len(known)), dtype=pl.Int32)
-        codes = texts.replace_strict(known, places, default=-1, return_dtype=pl.Int32)
-        return np.asarray(codes.fill_null(-1).to_numpy(), dtype=np.int32)
+            for text, count in zip(texts, times.to_list(), strict=True):
+                if text is not None:
+                    counts[text] += count
+        known = column.categories if counts is None else counts
+        places = {text: place for place, text in enumerate(known)}
+        codes = [_MISSING if text is None else places.get(text, _OTHER) for text in texts]
+        if not codes:
+            return np.full(len(series), _MISSING, dtype=np.int32)
+        found = series.cast(pl.String).replace_strict(
+            spellings, pl.Series(codes, dtype=pl.Int32), default=_MISSING, return_dtype=pl.Int32
+        )
+        return np.asarray(found.fill_null(_MISSING).to_numpy(), dtype=np.int32)
 
     def _texts(self, series: pl.Series, column: Column) -> pl.Series:
         """Texts without blanks around them; None for missing ones; one spelling of each."""
@@ -195,9 +225,7 @@ def renumbered(codes: Codes, counts: Counter[str], categories: tuple[str, ...]) 
 def one_hot(schema: Schema, encoding: Encoding, numbers: Any, codes: Codes, dtype: Any) -> Any:
     """The matrix of some rows: CSR of doubles, or an array of the dtype."""
     if encoding.sparse:
-        from scipy.sparse import hstack
-
-        return hstack(list(_blocks(schema, numbers, codes)), format="csr")
+        return _csr(schema, encoding, numbers, codes)
     dense = np.zeros((len(numbers), len(encoding.names)), dtype=dtype)
     at = 0
     for column, cells in _cells(schema, numbers, codes):
@@ -211,17 +239,25 @@ def one_hot(schema: Schema, encoding: Encoding, numbers: Any, codes: Codes, dtyp
     return dense
 
 
-def _blocks(schema: Schema, numbers: Any, codes: Codes) -> Iterator[Any]:
-    """The columns of a sparse matrix, one feature after the other."""
+def _csr(schema: Schema, encoding: Encoding, numbers: Any, codes: Codes) -> Any:
+    """The rows as a CSR matrix: every feature has at most one entry in a row."""
     from scipy.sparse import csr_array
 
-    for column, cells in _cells(schema, numbers, codes):
+    shape = len(numbers), len(schema.features)
+    values, places = np.empty(shape), np.empty(shape, dtype=np.int32)
+    at = 0
+    for k, (column, cells) in enumerate(_cells(schema, numbers, codes)):
         if column.kind == "number":
-            yield csr_array(cells[:, None].astype(np.float64))
-        elif column.categories:
-            known = np.flatnonzero(cells >= 0)
-            entries = np.ones(known.size), (known, cells[known])
-            yield csr_array(entries, shape=(len(cells), len(column.categories)))
+            values[:, k], places[:, k] = cells, at
+            at += 1
+        else:
+            values[:, k], places[:, k] = cells >= 0, at + cells
+            at += len(column.categories)
+    stored = values != 0
+    starts = np.zeros(len(numbers) + 1, dtype=np.int32)
+    np.cumsum(stored.sum(axis=1), out=starts[1:])
+    entries = values[stored], places[stored], starts
+    return csr_array(entries, shape=(len(numbers), len(encoding.names)))
 
 
 def _cells(schema: Schema, numbers: Any, codes: Codes) -> Iterator[tuple[Column, Any]]:

@@ -96,7 +96,7 @@ class Spool:
         weakref.finalize(self, self._file.close)
 
     def append(self, rows: NDArray[Any]) -> None:
-        self._file.write(np.ascontiguousarray(rows, dtype=self.dtype).tobytes())
+        self._file.write(np.ascontiguousarray(rows, dtype=self.dtype).data)
         self.count += len(rows)
 
     def part(self, first: int, stop: int) -> NDArray[Any]:
@@ -126,15 +126,30 @@ class ColumnTable(Table):
 
     def rows(self) -> Any:
         if self.encoding.sparse:
-            from scipy.sparse import vstack
-
-            return vstack([X for _, X in self._matrices(np.float64)], format="csr")
+            return self._csr()
         if self.codes.width == 0 and self.numbers.dtype == np.float32:
             return self.numbers.array()
         encoded = Spool(len(self.encoding.names), np.float32)
         for _, X in self._matrices(np.float32):
             encoded.append(X)
         return encoded.array()
+
+    def _csr(self) -> Any:
+        """All rows as a CSR matrix, written into one piece of memory part by part."""
+        from scipy.sparse import csr_array
+
+        most = self.n * len(self.schema.features)
+        small = np.int32 if most < 2**31 else np.int64
+        # Memory that is never written to is never taken.
+        data, indices, starts = np.empty(most), np.empty(most, small), np.zeros(self.n + 1, small)
+        end = 0
+        for place, X in self._matrices(np.float64):
+            entries = slice(end, end + X.data.size)
+            data[entries], indices[entries] = X.data, X.indices
+            starts[place.start + 1 : place.stop + 1] = end + X.indptr[1:]
+            end = entries.stop
+        shape = self.n, len(self.encoding.names)
+        return csr_array((data[:end], indices[:end], starts), shape=shape)
 
     def parts(self) -> Iterator[Rows]:
         for place, X in self._matrices(np.float64):

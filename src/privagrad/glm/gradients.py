@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from privagrad._internal.threads import add_parts
 from privagrad._internal.validate import Vector
 from privagrad.geometry.ellipsoid import Projection
 from privagrad.glm import kernels
@@ -22,7 +23,9 @@ _MODES = {
     "euclidean": kernels.EUCLIDEAN,
     "rows": kernels.BY_ROWS,
 }
-_PARTS, _SPLIT_FROM = 4, 1_000_000
+_PARTS, _SPLIT_FROM, _SPLIT_PLAIN_FROM = 4, 500_000, 1_000_000
+"""Into how many parts a batch is cut for threads, and from how many entries on. Bounded sums are
+exact, whatever the cut. Plain ones depend on it, so that they are cut by the work alone."""
 
 
 @dataclass(frozen=True)
@@ -135,23 +138,24 @@ class GlmGradients:
                 f"Expected a point and a sum of {self.dim} coordinates, found {x.size} and "
                 f"{total.size}."
             )
+        work = batch.size * self.rows.entries_per_row * self.outputs
         fixed: tuple[Any, ...] = (self.targets, x, *self.loss.key, *shape)
         kernel: tuple[Adds, tuple[Any, ...]] = self.rows.kernel
         if self.loss.multiclass:
-            kernel, fixed = (kernels.add_classes, (self.rows.flat,)), (*fixed, self.outputs)
+            rows, used = self.rows, np.arange(self.rows.shape[1])
+            if isinstance(rows, SparseRows) and work < x.size:
+                # The kernel reads and writes all columns that it is given.
+                rows, used = rows.narrowed(batch)
+                fixed = (self.targets[batch], *fixed[1:])
+                batch = np.arange(batch.size)
+            kernel, fixed = (kernels.add_classes, (rows.flat,)), (*fixed, self.outputs, used)
         add, table = kernel
-        if batch.size * self.rows.entries_per_row * self.outputs < max(_SPLIT_FROM, 8 * x.size):
+        plain = shape[0] == kernels.UNBOUNDED
+        least = _SPLIT_PLAIN_FROM if plain else _SPLIT_FROM
+        if work < max(least, 8 * x.size) or (pool is None and not plain):
             return add(total, per_unit, limit, *table, batch, *fixed)
 
-        # Cut by the work alone, so that results do not depend on the number of threads.
-        def add_part(part: Rows) -> tuple[Vector, int, int]:
-            partial = np.zeros_like(total)
-            return partial, *add(partial, per_unit, limit, *table, part, *fixed)
+        def add_part(partial: Vector, part: Rows) -> tuple[int, int]:
+            return add(partial, per_unit, limit, *table, part, *fixed)
 
-        run = map if pool is None else pool.map
-        clipped = nonfinite = 0
-        for partial, shrunk, left_out in run(add_part, np.array_split(batch, _PARTS)):
-            total += partial
-            clipped += shrunk
-            nonfinite += left_out
-        return clipped, nonfinite
+        return add_parts(total, add_part, np.array_split(batch, _PARTS), pool)

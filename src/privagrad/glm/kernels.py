@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from privagrad._internal.jit import kernel, prefetch
+from privagrad._internal.lanes import LANES, add_product, add_rounded, add_squares
 from privagrad._internal.validate import Floats, Integers, Vector
 from privagrad.geometry.ellipsoid import euclidean_norm, secular_root
 from privagrad.glm.losses import class_slopes, lipschitz, slope
@@ -107,10 +108,16 @@ def add_sparse(
     line = 64 // data.itemsize
     clipped = nonfinite = 0
     for i in range(batch.size):
-        if i + 1 < batch.size:
-            for k in range(indptr[batch[i + 1]], indptr[batch[i + 1] + 1], line):
+        # First where a row starts, then its entries, when that is known.
+        if i + 2 * _ROWS < batch.size:
+            prefetch(indptr, batch[i + 2 * _ROWS])
+            prefetch(targets, batch[i + 2 * _ROWS])
+        if i + _ROWS < batch.size:
+            ahead = batch[i + _ROWS]
+            for k in range(indptr[ahead], indptr[ahead + 1], line):
                 prefetch(data, k)
                 prefetch(indices, k)
+            prefetch(data, indptr[ahead + 1] - 1)
         entries = slice(indptr[batch[i]], indptr[batch[i] + 1])
         margin = squares = 0.0
         for k in range(entries.start, entries.stop):
@@ -153,24 +160,30 @@ def add_sparse(
 def add_classes(
     total: Vector, per_unit: float, limit: float, table: FlatRows, batch: Integers,
     targets: Vector, x: Vector, code: int, parameter: float, mode: int, whitening: Vector,
-    scale: Vector, classes: int,
+    scale: Vector, classes: int, used: Integers,
 ) -> tuple[int, int]:  # fmt: skip
     """`add_dense` for k classes and rows dense or CSR: the gradient is δ ⊗ a, δ = dℓ/dm.
 
-    Its squared norm is Σ_c δ_c² Σ_j (A^{1/2})_cj² a_j²: no matrix per example.
+    Its squared norm is Σ_c δ_c² Σ_j (A^{1/2})_cj² a_j²: no matrix per example. Column j of the
+    table is column `used[j]` of x. What is stored class by class is turned to column by column, so
+    that the classes of a column lie side by side.
     """
     data, indices, starts, dense = table
-    dim = x.size // classes
-    slopes = np.empty(classes)
-    squares = np.empty(classes)
+    dim = used.size
+    lanes = -(-classes // LANES) * LANES
+    points = _by_column(x, used, classes, lanes)
+    widths = _by_column(whitening, used, classes, lanes)
+    axes = _by_column(scale, used, classes, lanes) if mode == EUCLIDEAN else widths
+    sums = np.zeros(dim * lanes)
+    margins, powers = np.zeros(lanes), np.zeros(lanes)
+    slopes, squares = margins[:classes], powers[:classes]
     clipped = nonfinite = 0
     for i in range(batch.size):
         row = batch[i]
         start, stop = starts[row], starts[row + 1]
         values = data[start:stop]
         columns = indices[:dim] if dense else indices[start:stop]
-        for c in range(classes):
-            slopes[c], squares[c] = _margin(values, columns, dense, x, whitening, c * dim)
+        _class_margins(values, columns, points, widths, margins, powers)
         class_slopes(code, slopes, np.int64(targets[row]))
         norm = 0.0
         for c in range(classes):
@@ -186,81 +199,88 @@ def add_classes(
                 sizes = slopes
                 if mode == BY_ROWS:
                     sizes = np.full(classes, lipschitz(code, parameter))
-                norm = _large_norm(*_outer(values, columns, dim, sizes, whitening))
+                norm = _large_norm(*_outer(values, columns, sizes, widths))
             shrink = limit / norm if math.isfinite(norm) else math.nan
         if math.isnan(shrink):
             nonfinite += 1
             continue
         if mode == UNBOUNDED:
-            for c in range(classes):
-                for k in range(values.size):
-                    total[c * dim + columns[k]] += slopes[c] * np.float64(values[k])
+            for k in range(values.size):
+                for c in range(classes):
+                    sums[columns[k] * lanes + c] += slopes[c] * np.float64(values[k])
         elif mode == EUCLIDEAN and shrink < 1.0:
-            flat, weights = _outer(values, columns, dim, slopes, whitening)
-            _, widths = _outer(values, columns, dim, slopes, scale)
-            moved, finite = _onto_ellipsoid(flat, 1.0, weights, widths, limit)
+            flat, weights = _outer(values, columns, slopes, widths)
+            _, scales = _outer(values, columns, slopes, axes)
+            moved, finite = _onto_ellipsoid(flat, 1.0, weights, scales, limit)
             if not finite:
                 nonfinite += 1
                 continue
             for c in range(classes):
                 for k in range(values.size):
-                    total[c * dim + columns[k]] += np.rint(moved[c * values.size + k] * per_unit)
+                    unit = moved[c * values.size + k] * per_unit
+                    sums[columns[k] * lanes + c] += np.rint(unit)
         else:
-            for c in range(classes):
-                factor = slopes[c] * shrink * per_unit
-                if factor != 0.0:
-                    _add_class(values, columns, dense, total, whitening, factor, c * dim)
+            for c in range(lanes):
+                margins[c] = slopes[c] * shrink * per_unit if c < classes else 0.0
+            _add_to_classes(values, columns, margins, widths, sums)
         clipped += shrink < 1.0
+    wide = x.size // classes
+    for c in range(classes):
+        for j in range(dim):
+            total[c * wide + used[j]] += sums[j * lanes + c]
     return clipped, nonfinite
 
 
-@kernel(reorder=True, inline=True)
-def _margin(
-    values: Floats, columns: Integers, dense: bool, x: Vector, whitening: Vector, at: int
-) -> tuple[float, float]:
-    """⟨a, x⟩ and ‖A^{1/2} a‖² for one class, whose coordinates start at `at`."""
-    margin = squares = 0.0
-    if dense:
-        for j in range(values.size):
-            value = np.float64(values[j])
-            whitened = value * whitening[at + j]
-            margin += value * x[at + j]
-            squares += whitened * whitened
-    else:
-        for k in range(values.size):
-            value = np.float64(values[k])
-            whitened = value * whitening[at + columns[k]]
-            margin += value * x[at + columns[k]]
-            squares += whitened * whitened
-    return margin, squares
+@kernel()
+def _by_column(x: Vector, used: Integers, classes: int, lanes: int) -> Vector:
+    """What is stored class by class, by the columns used: `lanes` numbers each, the last ones 0."""
+    wide = x.size // classes
+    turned = np.zeros(used.size * lanes)
+    for c in range(classes):
+        for j in range(used.size):
+            turned[j * lanes + c] = x[c * wide + used[j]]
+    return turned
 
 
 @kernel(reorder=True, inline=True)
-def _add_class(
-    values: Floats, columns: Integers, dense: bool, total: Vector, whitening: Vector,
-    factor: float, at: int,
+def _class_margins(
+    values: Floats, columns: Integers, points: Vector, widths: Vector, margins: Vector,
+    squares: Vector,
 ) -> None:  # fmt: skip
-    """total += round(factor A^{1/2} a) in the coordinates of one class."""
-    if dense:
-        for j in range(values.size):
-            total[at + j] += np.rint(np.float64(values[j]) * whitening[at + j] * factor)
-    else:
-        for k in range(values.size):
-            j = at + columns[k]
-            total[j] += np.rint(np.float64(values[k]) * whitening[j] * factor)
+    """⟨a, x_c⟩ and ‖A_c^{1/2} a‖² for all classes c."""
+    lanes = margins.size
+    margins[:] = 0.0
+    squares[:] = 0.0
+    for k in range(values.size):
+        value, at = np.float64(values[k]), columns[k] * lanes
+        for c in range(0, lanes, LANES):
+            add_product(margins, c, value, points, at + c)
+            add_squares(squares, c, value, widths, at + c)
+
+
+@kernel(reorder=True, inline=True)
+def _add_to_classes(
+    values: Floats, columns: Integers, factors: Vector, widths: Vector, sums: Vector
+) -> None:
+    """sums += round(factor_c A_c^{1/2} a) for all classes c, column by column."""
+    lanes = factors.size
+    for k in range(values.size):
+        value, at = np.float64(values[k]), columns[k] * lanes
+        for c in range(0, lanes, LANES):
+            add_rounded(sums, at + c, value, widths, factors, c)
 
 
 @kernel()
 def _outer(
-    values: Floats, columns: Integers, dim: int, slopes: Vector, weights: Vector
+    values: Floats, columns: Integers, slopes: Vector, by_column: Vector
 ) -> tuple[Vector, Vector]:
     """δ ⊗ a over the entries of one row, flat, and the weights of the same coordinates."""
-    size = values.size
+    size, lanes = values.size, -(-slopes.size // LANES) * LANES
     flat, chosen = np.empty(slopes.size * size), np.empty(slopes.size * size)
     for c in range(slopes.size):
         for k in range(size):
             flat[c * size + k] = np.float64(values[k]) * slopes[c]
-            chosen[c * size + k] = weights[c * dim + columns[k]]
+            chosen[c * size + k] = by_column[columns[k] * lanes + c]
     return flat, chosen
 
 
@@ -327,12 +347,19 @@ def fill_gradients(
             class_slopes(code, slopes, np.int64(targets[row]))
         else:
             slopes[0] = slope(code, parameter, slopes[0], targets[row])
-        finite[i] = True
+        strange = 0.0
         for c in range(classes):
-            for k in range(values.size):
-                entry = np.float64(values[k]) * slopes[c]
-                gradients[i, c * dim + columns[k]] = entry
-                finite[i] &= math.isfinite(entry)
+            if dense:
+                for j in range(dim):
+                    entry = np.float64(values[j]) * slopes[c]
+                    gradients[i, c * dim + j] = entry
+                    strange += 0.0 * entry  # NaN from then on if one is not finite
+            else:
+                for k in range(values.size):
+                    entry = np.float64(values[k]) * slopes[c]
+                    gradients[i, c * dim + columns[k]] = entry
+                    strange += 0.0 * entry
+        finite[i] = strange == 0.0
 
 
 @kernel(inline=True)

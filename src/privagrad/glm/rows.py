@@ -14,11 +14,11 @@ from numpy.typing import NDArray
 from privagrad._internal.jit import kernel
 from privagrad._internal.validate import Integers, Vector
 from privagrad.glm.kernels import FlatRows, add_dense, add_sparse, all_margins
+from privagrad.glm.standardize import centre_dense, standardize_csr, standardize_dense
 from privagrad.privacy.bounded import Adds
 
 _FLOATS = (np.dtype(np.float32), np.dtype(np.float64))
 _LARGE = 2**30
-_CHUNK = 65_536
 _quiet = np.errstate(over="ignore", invalid="ignore")
 """A warning of an overflow would reveal a private row; the kernels leave such rows out."""
 
@@ -46,7 +46,7 @@ class DenseRows:
         """All rows, as something with products."""
         return self.array
 
-    @property
+    @cached_property
     def flat(self) -> FlatRows:
         """The rows as the kernels read them."""
         n, dim = self.shape
@@ -60,14 +60,10 @@ class DenseRows:
         """⟨a_i, x⟩ of every row; for x of shape (d, k) of shape (n, k)."""
         return _margins(self, x)
 
-    @_quiet
     def centred(self, columns: NDArray[Any], centre: Vector) -> DenseRows:
         """These columns minus their centres."""
-        n = self.shape[0]
-        moved = scratch((n, columns.size), np.result_type(self.array, centre))
-        for first in range(0, n, _CHUNK):
-            place = slice(first, first + _CHUNK)
-            np.subtract(self.array[place][:, columns], centre, out=moved[place])
+        moved = scratch((self.shape[0], columns.size), np.result_type(self.array, centre))
+        centre_dense(self.array, columns, centre, moved)
         return DenseRows(moved)
 
     @_quiet
@@ -75,12 +71,7 @@ class DenseRows:
         """(a_j - centre_j)/unit_j in all columns, and optionally a last column of ones."""
         n, dim = self.shape
         table = scratch((n, dim + constant), self.array.dtype)
-        for first in range(0, n, _CHUNK):
-            place = slice(first, first + _CHUNK)
-            part = table[place]
-            np.subtract(self.array[place], centre, out=part[:, :dim], casting="same_kind")
-            part[:, :dim] /= unit.astype(table.dtype)
-            part[:, dim:] = 1.0
+        standardize_dense(self.array, centre, unit.astype(table.dtype), table)
         return DenseRows(table)
 
     def without(self, rows: NDArray[np.bool_]) -> DenseRows:
@@ -140,27 +131,23 @@ class SparseRows:
         """These columns, with their zeros, minus their centres."""
         return DenseRows(np.ascontiguousarray(self.matrix[:, columns].toarray() - centre))
 
-    @_quiet
     def standardized(self, centre: Vector, unit: Vector, constant: bool) -> SparseRows:
         """(a_j - centre_j)/unit_j in all columns, and optionally a last column of ones.
 
         Centred columns store all their entries; the others keep their zeros.
         """
-        from scipy.sparse import csr_array, hstack
+        table = standardize_csr(self.data, self.indices, self.indptr, centre, unit, constant)
+        return SparseRows(*table, self.dim + constant)
 
-        filled = np.flatnonzero(centre)
-        dense = self.centred(filled, centre[filled]).array / unit[filled]
-        factor = np.where(centre == 0, 1.0 / unit, 0.0)
-        n = self.shape[0]
-        scaled = (self.data * factor[self.indices]).astype(self.data.dtype)
-        kept = csr_array((scaled, self.indices, self.indptr), shape=self.shape, copy=True)
-        kept.eliminate_zeros()
-        spread = csr_array((np.ones(filled.size), filled, np.arange(filled.size + 1)),
-                           shape=(filled.size, self.dim))  # fmt: skip
-        table = kept + csr_array(dense) @ spread if filled.size else kept
-        if constant:
-            table = hstack([csr_array(table), csr_array(np.ones((n, 1)))], format="csr")
-        return _sparse(table)
+    def narrowed(self, rows: NDArray[np.int64]) -> tuple[SparseRows, NDArray[np.int64]]:
+        """Some rows as a table of the columns of their entries alone, and these columns."""
+        counts = self.indptr[rows + 1] - self.indptr[rows]
+        starts = np.concatenate([[0], np.cumsum(counts)])
+        places = np.repeat(self.indptr[rows] - starts[:-1], counts) + np.arange(starts[-1])
+        columns, indices = np.unique(self.indices[places], return_inverse=True)
+        # Of the same types, so that the same machine code reads them.
+        indices, starts = indices.astype(self.indices.dtype), starts.astype(self.indptr.dtype)
+        return SparseRows(self.data[places], indices, starts, columns.size), columns
 
     def without(self, rows: NDArray[np.bool_]) -> SparseRows:
         """The table with these rows set to zeros, in place."""

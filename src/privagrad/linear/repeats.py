@@ -84,7 +84,7 @@ def repeated_spread(
     for seed in range(repeats):
         x = np.zeros(setting.dim)
         releases = Releases(plan, random_source(seed), delta=0.5)
-        train(method, gradients, same, releases, x, progress=False, threads=1)
+        train(method, gradients, same, releases, x, progress=False)
         ends.append(x)
     return np.asarray(np.std(ends, axis=0, ddof=1))
 

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
-from concurrent.futures import Executor, ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from privagrad._internal import validate
 from privagrad._internal.progress import track
+from privagrad._internal.threads import pool_of
 from privagrad._internal.validate import Vector
 from privagrad.methods._base import Gradients, Method, Oracle, Setting
 from privagrad.methods.oracle import Diagnostics, GradientOracle
@@ -70,7 +67,7 @@ def train(
     """Move `x` in place through all steps of the setting."""
     drawn = setting.batches.draw(releases.source.sampler)
     drawn = track(drawn, setting.batches.steps, method.name, progress)
-    with _pool(threads) as pool:
+    with pool_of(threads) as pool:
         oracle = GradientOracle(gradients, setting, releases, pool)
         average, suffix_average = descend(method, oracle, drawn, x, setting, callback, observer)
     return Result(x, average, suffix_average, releases.report(), oracle.diagnostics)
@@ -105,19 +102,3 @@ def descend(
         if callback is not None and callback(done, x):
             break
     return total / done, (total - before) / (done - skipped)
-
-
-@contextmanager
-def _pool(threads: int | None) -> Iterator[Executor | None]:
-    count = _processors() if threads is None else validate.integer("threads", threads)
-    if count == 1:
-        yield None
-        return
-    with ThreadPoolExecutor(count) as pool:
-        yield pool
-
-
-def _processors() -> int:
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1

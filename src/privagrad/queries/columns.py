@@ -8,15 +8,18 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from privagrad._internal.jit import kernel
+from privagrad._internal.threads import add_parts, pool_of
 from privagrad._internal.validate import Vector
 from privagrad.glm.kernels import FlatRows
 from privagrad.privacy.accounting import PrivacyPlan
+from privagrad.privacy.bounded import Adds, BoundedSum
 from privagrad.privacy.events import GaussianEvent, Relation, relation_named
 from privagrad.privacy.mechanism import GaussianSum
 from privagrad.privacy.releases import Releases
@@ -31,6 +34,9 @@ LIKELY, SURE, CERTAIN = 3.0, 4.0, 5.0  # standard deviations of noise, by number
 _BOUND = 1.5  # a row's entries and squares, in units of the root of its number of entries
 _TAIL = 0.02  # of a column's entries may be larger than its range
 _NORM_BINS_PER_OCTAVE = 8
+_PARTS, _SPLIT_FROM, _ENTRIES_PER_SUM = 4, 1_000_000, 8
+"""Into how many parts rows are cut for threads, and from how many entries on: in all, and for each
+of the sums, which every part has for itself."""
 
 
 class Table(Protocol):
@@ -102,8 +108,7 @@ def private_ranges(rows: Table, releases: Releases, purpose: str) -> Ranges:
     n, dim = rows.shape
     mechanism = GaussianSum(dim * OCTAVES, releases.noise_for(purpose), n)
     total = mechanism.sum()
-    for part in rows.parts():
-        total.add_by(_vote, part, LOWEST, OCTAVES)
+    _add_rows(total, _vote, rows, LOWEST, OCTAVES)
     votes = mechanism.release(total, releases.source).reshape(dim, OCTAVES)
     noise = mechanism.noise_multiplier / n
     # Octaves where the columns together show nothing count only where one column stands out.
@@ -167,8 +172,7 @@ def whitened_moments(
     mechanism = GaussianSum(2 * dim, releases.noise_for(purpose), n)
     bound = _BOUND * row_norm
     total = mechanism.sum()
-    for part in rows.parts():
-        total.add_by(_add_powers, part, 1.0 / scale, 1.0 / bound)
+    _add_rows(total, _add_powers, rows, 1.0 / scale, 1.0 / bound)
     powers = mechanism.release(total, releases.source) * bound
     return powers[:dim], powers[dim:], mechanism.noise_multiplier * bound / n
 
@@ -185,14 +189,36 @@ def private_norm(
     n = rows.shape[0]
     mechanism = GaussianSum(OCTAVES * _NORM_BINS_PER_OCTAVE, releases.noise_for(purpose), n)
     total = mechanism.sum()
-    for part in rows.parts():
-        total.add_by(_vote_norms, part, np.sqrt(scale), LOWEST, _NORM_BINS_PER_OCTAVE)
+    _add_rows(total, _vote_norms, rows, np.sqrt(scale), LOWEST, _NORM_BINS_PER_OCTAVE)
     votes = mechanism.release(total, releases.source)
     kept = np.where(votes > SURE * mechanism.noise_multiplier / n, votes, 0.0)
     if not kept.any():
         return math.sqrt(float(scale.sum()))
     where = np.searchsorted(np.cumsum(kept), quantile * kept.sum())
     return float(2.0 ** (LOWEST + (where + 1) / _NORM_BINS_PER_OCTAVE))
+
+
+def _add_rows(total: BoundedSum, add: Adds, rows: Table, *arguments: Any) -> None:
+    """Let a kernel add all rows. Sums are exact, so that threads may share them out."""
+    for part in rows.parts():
+        total.add_by(_add_by_threads, add, part, arguments)
+
+
+def _add_by_threads(
+    units: Vector, per_unit: float, limit: float, add: Adds, table: FlatRows,
+    arguments: tuple[Any, ...],
+) -> tuple[int, int]:  # fmt: skip
+    data, indices, starts, dense = table
+    if starts[-1] - starts[0] < max(_SPLIT_FROM, _ENTRIES_PER_SUM * units.size):
+        return add(units, per_unit, limit, table, *arguments)
+
+    def add_part(partial: Vector, edges: tuple[int, int]) -> tuple[int, int]:
+        rows = FlatRows(data, indices, starts[edges[0] : edges[1] + 1], dense)
+        return add(partial, per_unit, limit, rows, *arguments)
+
+    edges = np.linspace(0, starts.size - 1, _PARTS + 1).astype(int).tolist()
+    with pool_of() as pool:
+        return add_parts(units, add_part, pairwise(edges), pool)
 
 
 @kernel()

@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from threading import Lock
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from privagrad._internal.jit import kernel
+from privagrad._internal.threads import pool_of
 from privagrad._internal.validate import Vector
 from privagrad.geometry.ellipsoid import Ellipsoid
 from privagrad.glm.gradients import GlmGradients
@@ -25,7 +27,7 @@ EVALUATION = Share("evaluation", 0.12)
 _CURVE = 0.25
 """Weight of the curve's points beside the last model's figures."""
 
-_ROWS = 65_536
+_ROWS = 16_384
 FACTORS = np.geomspace(0.125, 1.414, 8)
 _USUAL = 4
 """Bounded gradients make logistic models overconfident; this factor is right for most."""
@@ -101,7 +103,9 @@ def evaluate(
     total = mechanism.sum()
     points = np.concatenate([gradients.point(x) for _, x in path[1:]])
     data, indices, starts, dense = gradients.rows.flat
-    for first in range(0, n, _ROWS):
+    adding = Lock()
+
+    def add_answers(first: int) -> None:
         stop = min(first + _ROWS, n)
         table = FlatRows(data, indices, starts[first : stop + 1], dense)
         vectors = np.zeros((stop - first, dim))
@@ -112,7 +116,12 @@ def evaluate(
         )  # fmt: skip
         if left_out is not None:
             vectors[left_out[first:stop]] = 0.0
-        total.add(vectors / largest)
+        vectors /= largest
+        with adding:
+            total.add(vectors)
+
+    with pool_of(None if n > _ROWS else 1) as pool:
+        list((map if pool is None else pool.map)(add_answers, range(0, n, _ROWS)))
     noise = mechanism.noise_multiplier * largest / n
     means = mechanism.release(total, releases.source) * largest
     known = means[1 : 1 + classes] if classes else means[2:3]

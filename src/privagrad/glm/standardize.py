@@ -1,0 +1,91 @@
+"""Kernels that centre and scale the columns of tables, row by row and without copies between."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from privagrad._internal.jit import kernel
+from privagrad._internal.validate import Floats, Integers, Vector
+
+
+@kernel()
+def centre_dense(array: Any, columns: Integers, centre: Vector, moved: Any) -> None:
+    """moved = the columns of `array` minus their centres."""
+    for i in range(array.shape[0]):
+        for k in range(columns.size):
+            moved[i, k] = np.float64(array[i, columns[k]]) - centre[k]
+
+
+@kernel()
+def standardize_dense(array: Any, centre: Vector, unit: Any, table: Any) -> None:
+    """table = (array - centre) / unit, both rounded to the table's type; 1 in a further column."""
+    dim = centre.size
+    for i in range(array.shape[0]):
+        for j in range(dim):
+            table[i, j] = np.float64(array[i, j]) - centre[j]
+        for j in range(dim):
+            table[i, j] /= unit[j]
+        for j in range(dim, table.shape[1]):
+            table[i, j] = 1.0
+
+
+def standardize_csr(
+    data: Floats, indices: Integers, indptr: Integers, centre: Vector, unit: Vector, constant: bool
+) -> tuple[Floats, Integers, Integers]:
+    """(a_j - centre_j)/unit_j of a canonical CSR matrix, and optionally a last column of ones.
+
+    Centred columns store all their entries that are not 0 then; the others keep their zeros.
+    """
+    filled = np.flatnonzero(centre)
+    dtype: Any = np.float64 if filled.size or constant else data.dtype
+    columns: Any = filled, centre, unit, 1.0 / unit, constant
+    counts = np.empty(indptr.size, dtype=np.int64)
+    counts[0] = 0
+    nothing = np.empty(0, dtype), np.empty(0, indices.dtype)
+    _standardize_csr(data, indices, indptr, columns, counts, *nothing)
+    starts = np.cumsum(counts)
+    entries = np.empty(starts[-1], dtype), np.empty(starts[-1], indices.dtype)
+    _standardize_csr(data, indices, indptr, columns, starts, *entries)
+    fits = starts[-1] <= np.iinfo(indptr.dtype).max
+    return *entries, starts.astype(indptr.dtype) if fits else starts
+
+
+@kernel()
+def _standardize_csr(
+    data: Any, indices: Any, indptr: Any, columns: Any, starts: NDArray[np.int64], values: Any,
+    places: Any,
+) -> None:  # fmt: skip
+    """The entries of all rows; with no room for entries, how many each row has, in `starts`."""
+    filled, centre, unit, inverse, constant = columns
+    counting = values.size == 0
+    rounded = np.empty(1, data.dtype)
+    for i in range(indptr.size - 1):
+        at = 0 if counting else starts[i]
+        k, f = indptr[i], 0
+        while k < indptr[i + 1] or f < filled.size:
+            column = centre.size if k == indptr[i + 1] else np.int64(indices[k])
+            centred = f < filled.size and filled[f] <= column
+            if centred:
+                stored = filled[f] == column
+                column = filled[f]
+                entry = np.float64(data[k]) if stored else 0.0
+                value = (entry - centre[column]) / unit[column]
+                f += 1
+                k += stored
+            else:
+                rounded[0] = np.float64(data[k]) * inverse[column]
+                value = np.float64(rounded[0])
+                k += 1
+            if value != 0.0:
+                if not counting:
+                    values[at], places[at] = value, column
+                at += 1
+        if constant:
+            if not counting:
+                values[at], places[at] = 1.0, centre.size
+            at += 1
+        if counting:
+            starts[i + 1] = at
