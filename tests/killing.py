@@ -97,7 +97,7 @@ class Points:
             (sqlite3, "connect", connected),
             (GaussianSum, "release", told),
             # How often a fit trains on made-up rows depends on its noise: the same in every child.
-            (fit_module, "random_source", lambda _: random_source(0)),
+            (fit_module, "random_source", lambda *_: random_source(0)),
         ]
         for owner, name, function in replaced:
             setattr(owner, name, function)

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
 from scipy import stats
 
-from privagrad.privacy.noise import RandomSource
+from privagrad.privacy.noise import KeyStream, RandomSource, Words
 
 FALSE_ALARM = 1e-7
 
@@ -28,24 +27,24 @@ def assert_scale(samples: np.ndarray, std: float) -> None:
     assert not scale_accepted(samples, std * 3 / 2)
 
 
-class Constant:
+class Constant(KeyStream):
     """Words whose normals are all the same number ≥ 0, or a millionth less: both of a pair.
 
     At an angle of an eighth of the circle both are r/sqrt(2), and r² = -2 log U.
     """
 
     def __init__(self, normal: float) -> None:
+        super().__init__(bytes(16))
         lattice = math.ceil(math.exp(-(normal**2)) * 2**75)
         self.radius, tail = divmod(min(lattice, 2**75 - 1), 2**11)
         self.angle = (2**50 - 1) << 13 | tail
 
-    def words(self, count: int) -> np.ndarray:
+    def words(self, count: int) -> Words:
         return np.repeat(np.array([self.radius, self.angle], np.uint64), count // 2)
 
     @classmethod
     def source(cls, normal: float) -> RandomSource:
-        lane: Any = cls(normal)
-        return RandomSource((lane,) * 4, np.random.default_rng(0), True)
+        return RandomSource((cls(normal),) * 4, np.random.default_rng(0), True)
 
 
 def rate_accepted(successes: int, trials: int, rate: float) -> bool:

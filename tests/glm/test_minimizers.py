@@ -135,6 +135,13 @@ def test_objective_perturbation_pays_for_its_tolerance():
     assert 0.98 <= result.privacy.epsilon <= 1.0
 
 
+def test_the_cover_is_wide_enough_for_discrete_noise():
+    """Discrete noise lies within 36 units of a normal, which no fixed words can show."""
+    drawn = GaussianSum(20, 3.0, 1.0)
+    assert drawn.distance_from_normal("discrete") >= 36
+    assert 0.5 <= drawn.distance_from_normal("gaussian") < 0.6
+
+
 @pytest.mark.parametrize("noise", [1.0, 1e5])
 def test_the_cover_hides_the_grid_of_the_noise_in_the_objective(noise):
     """Noise b is rounded to a grid: with rows of zeros the minimiser is -b/Λ, before and after.

@@ -54,7 +54,7 @@ def gaussian_profile(mu, epsilons):
     return cdf(mu / 2 - epsilons / mu) - np.exp(epsilons) * cdf(-mu / 2 - epsilons / mu)
 
 
-@pytest.mark.parametrize("deviation", [4.2, 7.0, 12.9])
+@pytest.mark.parametrize("deviation", [2.7, 3.0, 4.2, 7.0, 12.9])
 @pytest.mark.parametrize("shift", [1, 2, 5])
 def test_it_protects_at_least_as_well_as_the_gaussian_it_is_charged_as(deviation, shift):
     epsilons = np.linspace(0.0, 3 * shift / deviation, 400)

@@ -1,4 +1,6 @@
+import itertools
 import math
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from fractions import Fraction
 from typing import Any
@@ -12,9 +14,10 @@ from scipy import stats
 
 from privagrad import Ellipsoid
 from privagrad.geometry.ellipsoid import euclidean_norm
+from privagrad.privacy import normals
 from privagrad.privacy.bounded import BoundedSum
 from privagrad.privacy.mechanism import GaussianSum
-from privagrad.privacy.noise import RandomSource, random_source
+from privagrad.privacy.noise import KeyStream, RandomSource, random_source
 from tests.statistics import FALSE_ALARM, assert_scale
 
 MULTIPLIERS = [0.01, 0.7, 3.0, 200.0]
@@ -57,7 +60,8 @@ def test_the_grid_costs_nothing_and_counts_exactly(dim, batch, noise_multiplier)
     rounding = math.sqrt(dim) * mechanism.grid
     assert mechanism.sensitivity == 1 + rounding
     if batch < 10**6:
-        assert rounding <= 2**-16 * noise_multiplier + 2**-52 * 4 * batch * math.sqrt(dim)
+        part = max(2**-20, min(2**-12, 2**-24 * math.sqrt(dim)))
+        assert rounding <= part * noise_multiplier + 2**-52 * 4 * batch * math.sqrt(dim)
 
 
 @given(data=st.data(), dim=st.integers(1, 20), noise=st.floats(0.01, 1000))
@@ -68,6 +72,35 @@ def test_one_vector_moves_the_rounded_sum_by_at_most_the_sensitivity(data, dim, 
     vector /= max(1.0, np.linalg.norm(vector) * (1 + 1e-12))
     before, after = np.rint(total / mechanism.grid), np.rint((total + vector) / mechanism.grid)
     assert np.linalg.norm(after - before) * mechanism.grid <= mechanism.sensitivity
+
+
+@pytest.mark.parametrize("dim", [1, 100, 10**6])
+def test_the_error_of_normals_is_counted(dim):
+    """Noise of σ covers the sensitivity and what errors of 2η sqrt(dim) σ add to it."""
+    mechanism = GaussianSum(dim, 100.0, 1)
+    deviation = mechanism.deviation * mechanism.grid
+    apart = 2 * normals.RELATIVE_ERROR * normals.LARGEST * math.sqrt(dim) * deviation
+    assert deviation >= 100.0 * (mechanism.sensitivity + apart) * (1 - 1e-15)
+    assert deviation >= 100.0 * mechanism.sensitivity * (1 + 1e-13 * math.sqrt(dim))
+
+
+@pytest.mark.parametrize("wrong", [0.0, -1.0, math.nan, math.inf, 1e14])
+def test_noise_without_sense_is_refused(wrong):
+    with pytest.raises(ValueError, match="Expected a noise multiplier"):
+        noise_of(GaussianSum(3, wrong, 1), random_source())
+
+
+def test_threads_that_share_a_source_share_no_noise():
+    mechanism, source = GaussianSum(4000, 1.0, 1), random_source()
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(3) as pool:
+            found = list(pool.map(lambda _: noise_of(mechanism, source), range(150)))
+    finally:
+        sys.setswitchinterval(before)
+    for a, b in itertools.combinations(found, 2):
+        assert (a == b).sum() < 100
 
 
 def test_releases_lie_on_the_grid():
@@ -100,7 +133,7 @@ def test_threads_do_not_change_the_noise():
     assert_scale(alone, 1.0)
 
 
-class _Ones:
+class _Ones(KeyStream):
     """Words of which half of the normals are 1 and the others 0."""
 
     def words(self, count):
@@ -111,8 +144,7 @@ class _Ones:
 @pytest.mark.parametrize("dim", [1, 30, 10_000])
 def test_the_noise_is_the_multiplier_times_the_sensitivity_to_the_last_unit(dim):
     mechanism = GaussianSum(dim, 3.0, 1)
-    ones: Any = _Ones()
-    source = RandomSource((ones,), ones, True)
+    source = RandomSource((_Ones(),), np.random.default_rng(0), True)
     released = noise_of(mechanism, source)
     expected = round(3.0 * (1 + math.sqrt(dim) * mechanism.grid) / mechanism.grid)
     assert set(released / mechanism.grid) == ({expected, 0} if dim > 1 else {expected})

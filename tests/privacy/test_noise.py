@@ -24,6 +24,26 @@ def test_no_word_is_given_twice():
     assert np.unique(words).size == words.size
 
 
+def test_more_words_than_there_are_at_a_time_are_refused():
+    with pytest.raises(ValueError, match="at most"):
+        KeyStream().words(BUFFER + 1)
+
+
+def test_a_stream_without_a_new_key_gives_nothing(monkeypatch):
+    """Python ignores errors in what runs after a fork: words of the parent must not be there."""
+    stream = KeyStream()
+    stream.words(10)
+
+    def fails(bits):
+        raise OSError("no entropy")
+
+    monkeypatch.setattr("privagrad.privacy.noise.secrets.randbits", fails)
+    with pytest.raises(OSError, match="entropy"):
+        stream.restart()
+    with pytest.raises(TypeError):
+        stream.words(1)
+
+
 def test_the_secure_sampler_is_aes_in_counter_mode():
     """The example of FIPS 197, appendix C.1, with the plain text as counter."""
     key = bytes(range(16))

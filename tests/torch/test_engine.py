@@ -26,6 +26,7 @@ from privagrad.privacy.events import GaussianEvent
 from privagrad.privacy.mechanism import GaussianSum
 from privagrad.privacy.noise import random_source
 from privagrad.torch import BatchMemoryManager, PrivacyEngine
+from privagrad.torch.engine import _agreed
 from privagrad.torch.loaders import CollateAny, PrivateLoader
 from privagrad.torch.processes import Processes
 from privagrad.torch.samplers import PoissonBatches
@@ -490,3 +491,18 @@ def test_a_distributed_sampler_that_repeats_rows_is_refused() -> None:
 def test_lbfgs_is_refused() -> None:
     with pytest.raises(ValueError, match="LBFGS"):
         private(optimizer=torch.optim.LBFGS)
+
+
+class TestSeveralProcesses:
+    """What one process says of the noise that another one draws."""
+
+    class Others(Processes):
+        def sum(self, values: Tensor) -> None:
+            values += torch.tensor([1.0, 1.0])
+
+    def test_seeded_noise_of_another_process_is_reported(self) -> None:
+        assert _agreed(random_source(None, "discrete"), self.Others(1, 2))
+
+    def test_different_kinds_of_noise_are_refused(self) -> None:
+        with pytest.raises(ValueError, match="the same noise= in all processes"):
+            _agreed(random_source(), self.Others(1, 2))

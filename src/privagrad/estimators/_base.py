@@ -39,7 +39,7 @@ class PrivateLinearEstimator(BaseEstimator):  # type: ignore[misc]
     radius: float | None
     random_state: RandomState
     verbose: bool | None
-    noise: Noise
+    noise: Noise = "gaussian"  # of estimators that were pickled without it
 
     def _assign(self, parameters: dict[str, Any]) -> None:
         """Set the parameters of a constructor, given its `locals()`."""

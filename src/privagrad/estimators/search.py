@@ -64,7 +64,8 @@ class PrivateSearch(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
     Parameters
     ----------
     estimator : estimator
-        One of privagrad's estimators. Its own epsilon, delta and random_state are not used.
+        One of privagrad's estimators. Its own epsilon, delta and random_state are not used; its
+        kind of noise is that of the whole search.
     candidates : dict
         Names of parameters and the values to try, for example
         ``{"step_size": [0.3, 1, 3], "radius": [0.1, 0.3]}``. They must not change what a fit
@@ -176,8 +177,8 @@ class PrivateSearch(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
             raise ValueError("Expected candidates such as {'step_size': [0.3, 1, 3]}, found none.")
         if own := [name for name in _OWN if name in self.candidates]:
             raise ValueError(
-                f"Expected candidates without {', '.join(own)}: the search sets "
-                f"{', '.join(_OWN)} of every run. Leave them out."
+                f"Expected candidates without {', '.join(own)}: {', '.join(_OWN)} are the same in "
+                "every run of a search. Leave them out."
             )
 
     def _estimator(self, **parameters: Any) -> PrivateLinearEstimator:

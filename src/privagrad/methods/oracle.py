@@ -135,13 +135,15 @@ class GradientOracle:
         if not self.private:
             return risk.solve(tolerance)
         dim, n = self.setting.dim, self.gradients.n_examples
-        drawn = GaussianSum(dim, self.releases.noise_for(self.training), 1.0)
+        # Nothing is summed on its grid, so that it can be fine.
+        units = 2.0**28 * math.sqrt(dim)
+        drawn = GaussianSum(dim, self.releases.noise_for(self.training), 1.0, units=units)
         none = drawn.sum(Ellipsoid.ball(dim, risk.bound))
         tilt = drawn.release(none, self.releases.source, self.pool) / n
         tilted = replace(risk, tilt=tilt)
         # The tilt is normal up to the rounding to its grid, which moves the minimiser a little.
-        units = drawn.distance_from_normal(self.releases.source.noise)
-        rounded = math.sqrt(dim) * units * drawn.grid * risk.bound / n
+        off = drawn.distance_from_normal(self.releases.source.noise)
+        rounded = math.sqrt(dim) * off * drawn.grid * risk.bound / n
         near = tolerance + tilted.rounding(tolerance) + rounded
         cover = self.releases.noise_for(SOLVER_TOLERANCE)
         return self._certified(tilted.solve(tolerance), 2 * near / ridge, cover)

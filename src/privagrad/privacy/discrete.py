@@ -22,19 +22,19 @@ DISCRETE_SPREAD = 3.0
 """Discrete noise is a Gaussian, and whole numbers drawn around it with this spread."""
 
 _RESERVE = BUFFER // 2
-"""Words that are there when a sample begins. One needs about 30, and more than these with
+"""Words that are there when a sample begins. One needs about 25, and more than these with
 probability below 2^-200; it would then be begun again."""
 
 
 def discrete_parameter(deviation: float) -> int:
-    """A whole σ for which noise protects at least as well as a Gaussian of `deviation` ≥ 0.
+    """A whole σ for which noise protects at least as well as a Gaussian of `deviation`.
 
     Let σ² ≥ deviation² + 9. Up to a factor within 1 ± 10⁻⁷⁶, the discrete Gaussian around a whole
     number S is what one gets from S + N(0, σ² - 9) by drawing a whole number around it with
     probabilities proportional to those of N(·, 9): by Poisson's summation formula the sums that
     both are divided by vary by that little. So it is a Gaussian mechanism, processed further.
     """
-    return max(4, math.ceil(deviation) + 1)
+    return math.ceil(math.sqrt(deviation**2 + DISCRETE_SPREAD**2))
 
 
 def add_discrete(units: Vector, stream: KeyStream, deviation: float) -> None:

@@ -11,9 +11,6 @@ from privagrad.privacy.discrete import DISCRETE_SPREAD
 from privagrad.privacy.noise import Noise
 
 ULP = 2.0**-52
-_GRID_STEPS_PER_NOISE = 2**16
-"""Finer: less rounding of the sum. Coarser: less harm by the rounding of the normals."""
-
 _EXACT_INTEGERS = 2**52
 
 
@@ -31,17 +28,26 @@ class PublicGrid:
         The expected batch size, which the noisy sum is divided by.
     slack : float
         How much longer than 1 a vector may be by the rounding of the caller's own arithmetic.
+    units : float, optional
+        About the standard deviation of the noise in units of the grid. None: as many that
+        rounding a vector moves it by 2⁻²⁰ of the noise, but no more than 2²⁴, because the rounding
+        of normals does more harm on a finer grid; then by up to 2⁻¹² of the noise.
     """
 
     dim: int
     noise_multiplier: float
     batch_size: float
     slack: float = 0.0
+    units: float | None = None
 
     @cached_property
     def grid(self) -> float:
-        """2^-16 of the noise shared among the coordinates, or as fine as doubles count exactly."""
-        fine = self.noise_multiplier / (_GRID_STEPS_PER_NOISE * math.sqrt(self.dim))
+        """A part of the noise shared among the coordinates, or as fine as doubles count exactly."""
+        if not 0 < self.noise_multiplier < math.inf:
+            raise ValueError(f"Expected a noise multiplier > 0, found {self.noise_multiplier!r}.")
+        root = math.sqrt(self.dim)
+        units = self.units or min(2**20 * root, max(2**24, 2**12 * root))
+        fine = self.noise_multiplier / units
         # A Poisson batch beyond twice its expectation plus 64 has probability below 1e-20.
         coarse = (2 * self.batch_size + 64) / _EXACT_INTEGERS
         return max(_power_of_two_below(fine), 2 * _power_of_two_below(coarse))
@@ -63,12 +69,13 @@ class PublicGrid:
     def deviation(self) -> float:
         """σ of the noise in units of the grid: z times the sensitivity.
 
-        Two sums may seem further apart by the errors of the normals, 2 sqrt(dim) error · σ.
+        Two sums may seem further apart by the errors of Gaussian normals, 2 sqrt(dim) error · σ,
+        which is counted for both kinds of noise.
         """
         error = 2 * math.sqrt(self.dim) * normals.RELATIVE_ERROR * normals.LARGEST
-        if not self.noise_multiplier * error < 1:
+        if not self.noise_multiplier * error < 0.5:
             raise ValueError(
-                f"Expected a noise multiplier below {1 / error:.3g} for {self.dim} coordinates, "
+                f"Expected a noise multiplier below {0.5 / error:.3g} for {self.dim} coordinates, "
                 f"found {self.noise_multiplier:g}: normals are not that accurate."
             )
         exact = self.noise_multiplier * self.sensitivity / self.grid
@@ -78,7 +85,8 @@ class PublicGrid:
         """How many units the noise of a coordinate lies from a normal of this `deviation`.
 
         Gaussian noise is rounded. Discrete noise is drawn around a normal with probabilities
-        proportional to N(·, 9) (see `discrete_parameter`): further away with probability 1e-32.
+        proportional to N(·, 9) (see `discrete_parameter`): in each coordinate it lies further away
+        with probability 1e-32.
         """
         if noise == "discrete":
             return 12 * DISCRETE_SPREAD

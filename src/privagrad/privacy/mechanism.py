@@ -144,7 +144,8 @@ class GaussianSum(PublicGrid):
                 place = slice(low - first, min(low + BUFFER, stop, last) - first)
                 units = span.units(place, self)
                 if share is None or share.noisy:
-                    add(units, lane, self.deviation)
+                    with lane.lock:
+                        add(units, lane, self.deviation)
                 if share is None:
                     span.scale(place, units, self)
             first = last

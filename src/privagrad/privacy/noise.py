@@ -6,6 +6,7 @@ import os
 import secrets
 from dataclasses import dataclass
 from functools import cache
+from threading import Lock
 from typing import Any, Literal, cast, get_args
 from weakref import WeakSet
 
@@ -37,6 +38,11 @@ class KeyStream:
     key : bytes, optional
         16 bytes, for streams that can be repeated; None: a fresh key from the operating system.
 
+    Attributes
+    ----------
+    lock : Lock
+        To be held from a call of `words` until its words are used.
+
     Guarantees
     ----------
     No word is given twice. Without a given key no two processes and no two streams share one: a
@@ -53,16 +59,21 @@ class KeyStream:
 
     def restart(self) -> None:
         """Begin again: with a fresh key, unless one was given."""
+        # Before anything can fail: Python goes on in a forked process whatever happens here.
+        self._encrypt: Any = None
+        self._used = BUFFER
+        self.lock = Lock()
         from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
         key = self._key or secrets.randbits(128).to_bytes(16, "little")
         self._encrypt = Cipher(algorithms.AES(key), modes.CTR(bytes(16))).encryptor().update_into
-        self._used = BUFFER
 
     def words(self, count: int) -> Words:
         """The next `count` ≤ BUFFER words, which are valid until the next call."""
         first, last = self._used, self._used + count
         if last > BUFFER:
+            if count > BUFFER:
+                raise ValueError(f"Expected at most {BUFFER} words at a time, found {count}.")
             self._encrypt(_ZEROS, self._bytes)
             first, last = 0, count
         self._used = last

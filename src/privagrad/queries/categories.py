@@ -5,7 +5,7 @@ each it is a vector of norm 1. Gaussian noise of multiplier z protects the count
 other rows have too. A category of one row alone shows with probability at most leak/k where the
 threshold is 1 + s sqrt(k) Φ⁻¹(1 - leak/k), s the noise's standard deviation, which is z times the
 sensitivity with its grid: all of a row's own categories stay hidden with probability 1 - leak.
-Discrete noise has up to two units more of standard deviation, and the tail of a discrete Gaussian
+Discrete noise has up to three units more of standard deviation, and the tail of a discrete Gaussian
 is at most that of a Gaussian one unit further in (Canonne, Kamath, Steinke 2020).
 """
 
@@ -57,8 +57,8 @@ def threshold(columns: int, n: int, event: GaussianEvent) -> float:
 
     mechanism, root = _mechanism(columns, n, event), math.sqrt(columns)
     quantile = float(-ndtri(event.leak / columns))
-    # Noise is rounded to the grid; the last factor is for the rounding of these few products.
-    units = 2 + (mechanism.deviation + 2) * quantile
+    # Votes and noise are rounded to the grid; the last factor is for that of these few products.
+    units = 2 + (mechanism.deviation + 3) * quantile
     return (1.0 + root * mechanism.grid * units) * (1 + 1e-9)
 
 
@@ -95,5 +95,5 @@ def _vote(
     total: Vector, per_unit: float, limit: float, counts: Integers, columns: int
 ) -> tuple[int, int]:
     """Every row votes 1/sqrt(columns) for its category of each column."""
-    total += np.floor(limit * per_unit / math.sqrt(columns)) * counts
+    total += np.rint(limit * per_unit / math.sqrt(columns)) * counts
     return 0, 0

@@ -166,7 +166,7 @@ class PrivacyEngine:
         chosen = choose_ellipsoid(ellipsoid, parameters, public_loader, moments_of)
         chosen.agree(processes)
         source = _source(random_state, noise_generator, noise)
-        self.seeded |= source.seeded
+        self.seeded |= _agreed(source, processes)
         self._noises.add(source.noise)
         sampling = _sampling(data_loader, processes, poisson_sampling)
         # Refuses samplings that cannot be composed, before anything is released.
@@ -307,6 +307,19 @@ def _source(
     if generator is not None:
         random_state = int(torch.randint(2**62, (), generator=generator))
     return random_source(random_state, noise)
+
+
+def _agreed(source: RandomSource, processes: Processes) -> bool:
+    """Whether any process has seeded noise; refuses processes with different kinds of noise."""
+    flags = torch.tensor([source.seeded, source.noise == "discrete"], dtype=torch.float64)
+    processes.sum(flags)
+    seeded, discrete = flags.tolist()
+    if discrete not in (0, processes.count):
+        raise ValueError(
+            "Expected the same noise= in all processes, found 'gaussian' in some and 'discrete' "
+            "in others."
+        )
+    return bool(seeded)
 
 
 def _refuse_other_clipping(clipping: str) -> None:
