@@ -296,17 +296,18 @@ def _calibrated(
         found = _epsilon(events_at(log_noise), relation, delta, fine)
         return math.log(max(found / epsilon, _HARDLY_ANY)) if found < math.inf else math.inf
 
-    coarse, fine = partial(excess, fine=False), partial(excess, fine=True)
-    low, high = _bracket(coarse, _estimate(others, training, epsilon, delta))
-    if low == high == _MOST_LOG_NOISE:
-        raise ValueError(
-            f"No noise keeps {training.count} steps within epsilon={epsilon:g} at "
-            f"delta={delta:g}: raise epsilon or delta, or take fewer steps."
-        )
-    near = crossing(coarse, low, high, _NEAR, _NEAR) if low < high else low
-    low, high = _bracket(fine, near)
-    # Where delta alone would pay for rows so rarely seen, both are the least noise.
-    return events_at(crossing(fine, low, high, _SAFE_SIDE, _SAFE_SIDE / 2) if low < high else high)
+    place = _estimate(others, training, epsilon, delta)
+    for fine, tolerance in ((False, _NEAR), (True, _SAFE_SIDE)):
+        search = partial(excess, fine=fine)
+        low, high = _bracket(search, place)
+        if low == high == _MOST_LOG_NOISE:
+            raise ValueError(
+                f"No noise keeps {training.count} steps within epsilon={epsilon:g} at "
+                f"delta={delta:g}: raise epsilon or delta, or take fewer steps."
+            )
+        # Where delta alone would pay for rows so rarely seen, both are the least noise.
+        place = crossing(search, low, high, tolerance, tolerance / 2) if low < high else low
+    return events_at(place)
 
 
 def _bracket(excess: Function, guess: float) -> tuple[float, float]:
@@ -317,7 +318,7 @@ def _bracket(excess: Function, guess: float) -> tuple[float, float]:
     place = min(max(guess, _LEAST_LOG_NOISE), _MOST_LOG_NOISE)
     found = excess(place)
     end = _MOST_LOG_NOISE if found > 0 else _LEAST_LOG_NOISE
-    step = math.copysign(min(max(2 * abs(found), _SAFE_SIDE), 1.0), found)
+    step = min(max(2 * abs(found), _SAFE_SIDE), 1.0) * (1 if found > 0 else -1)
     while place != end:
         last, place = place, min(max(place + step, _LEAST_LOG_NOISE), _MOST_LOG_NOISE)
         if (excess(place) > 0) != (found > 0):
@@ -337,9 +338,9 @@ def _estimate(others: tuple[Event, ...], training: Release, epsilon: float, delt
     spent = 0.0
     for other in _releases(others) or ():
         each = (sensitivity / other.noise_multiplier) ** 2
-        spent += other.count * (
-            each if other.rate == 1 else other.rate**2 * math.expm1(min(each, 50))
-        )
+        if other.rate < 1:
+            each = other.rate**2 * math.expm1(min(each, 50.0))
+        spent += other.count * each
     left = max(square - spent, square / 10) / training.count
     if training.rate < 1:
         left = math.log1p(left / training.rate**2)
