@@ -20,8 +20,6 @@ import numpy as np
 
 from benchmarks._timing import median_ratio, take_turns
 
-TURNS = 5
-COMPILING_TURNS = 2
 IMPORTS = {
     "numpy": "import numpy",
     "numpy, scipy.special, numba": "import numpy, scipy.special, numba",
@@ -62,7 +60,9 @@ SHAPES = ("poisson", "poisson, one row a step", "with replacement", "without rep
 
 
 def run(arguments: list[str]) -> dict[str, object]:
-    argparse.ArgumentParser("python -m benchmarks startup").parse_args(arguments)
+    parser = argparse.ArgumentParser("python -m benchmarks startup")
+    parser.add_argument("--turns", type=int, default=5)
+    turns = parser.parse_args(arguments).turns
     with tempfile.TemporaryDirectory() as folder:
         contestants = {name: process("-c", code) for name, code in IMPORTS.items()}
         contestants |= {
@@ -71,16 +71,16 @@ def run(arguments: list[str]) -> dict[str, object]:
             "second fit, minimize": process("-c", MINIMIZE),
             "second fit, command": command(Path(folder)),
         }
-        seconds = take_turns(contestants, TURNS)
+        seconds = take_turns(contestants, turns)
         first = take_turns(
             {"numpy, scipy.special, numba": contestants["numpy, scipy.special, numba"],
              "first fit ever, estimator": compiling(Path(folder), FIT)},
-            COMPILING_TURNS,
+            max(1, turns // 2),
         )  # fmt: skip
     return {
         **{name: summary(values, seconds) for name, values in seconds.items()},
         "first fit ever, estimator": summary(first["first fit ever, estimator"], first),
-        "calibration of a million steps, seconds": calibrations(),
+        "calibration of a million steps, seconds": calibrations(max(1, turns // 2)),
     }
 
 
@@ -128,10 +128,10 @@ def compiling(folder: Path, code: str) -> Callable[[], float]:
     return measure
 
 
-def calibrations() -> dict[str, float]:
-    """The least of three turns."""
+def calibrations(turns: int) -> dict[str, float]:
+    """The least of some turns."""
     found = []
-    for _ in range(3):
+    for _ in range(turns):
         shown = subprocess.run(
             [sys.executable, "-W", "ignore", "-c", CALIBRATE], check=True, capture_output=True
         )
