@@ -119,11 +119,36 @@ def test_paths_of_version_0_1_lead_to_the_same_modules(name: str) -> None:
     assert {path.stem for path in (ROOT / "_former_paths").glob("*.py")} == set(FORMER)
 
 
-def test_importing_the_package_loads_nothing_heavy() -> None:
-    code = (
-        "import sys, privagrad; "
-        "print([m for m in ('torch', 'sklearn', 'matplotlib', 'dp_accounting', 'pandas', 'rich')"
-        " if m in sys.modules])"
+HEAVY = ("torch", "sklearn", "matplotlib", "dp_accounting", "pandas", "rich", "numba", "scipy")
+PARTS_OF_SCIPY = ("scipy.optimize", "scipy.signal", "scipy.stats", "scipy.fft", "scipy.sparse")
+
+
+def loaded_by(code: str, modules: tuple[str, ...]) -> set[str]:
+    """Which of these modules a new process has after it ran this code."""
+    shown = f"import sys; print(*[m for m in {modules} if m in sys.modules])"
+    done = subprocess.run(
+        [sys.executable, "-c", f"{code}\n{shown}"], check=True, capture_output=True, text=True
     )
-    shown = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
-    assert shown.stdout.strip() == "[]"
+    return set(done.stdout.split())
+
+
+def test_importing_the_package_loads_nothing_heavy() -> None:
+    assert loaded_by("import privagrad; privagrad.__version__; dir(privagrad)", HEAVY) == set()
+
+
+def test_plans_load_special_functions_alone() -> None:
+    """Numba, dp-accounting and scipy's larger parts take longer to load than to use here."""
+    code = (
+        "from privagrad import GaussianEvent, PrivacyPlan\n"
+        "for sampling in ('poisson', 'with_replacement', 'without_replacement'):\n"
+        "    plan = PrivacyPlan.calibrate(1.0, 1e-5, 1000, 10, 20, sampling, [GaussianEvent(50.0)])"
+        "\n    plan.report(1e-6, seeded=False); plan.delta(0.5)\n"
+        "import privagrad.privacy.filters"
+    )
+    assert loaded_by(code, (*HEAVY, *PARTS_OF_SCIPY)) == {"scipy"}
+
+
+def test_the_package_lists_its_public_names() -> None:
+    assert {*privagrad.__all__, "__version__"} <= set(dir(privagrad))
+    assert all(getattr(privagrad, name) is not None for name in privagrad.__all__)
+    assert isinstance(privagrad.__version__, str)

@@ -1,7 +1,6 @@
 """Train models under differential privacy with noise that follows the gradients' geometry."""
 
 from importlib import import_module
-from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,7 +22,8 @@ if TYPE_CHECKING:
         PrivateSearch,
     )
 
-__version__ = version("privagrad")
+    __version__: str
+
 __all__ = [
     "Box",
     "Ellipsoid",
@@ -52,6 +52,14 @@ def __getattr__(name: str) -> Any:
     # scikit-learn is loaded when an estimator is asked for, not before; so are other rooms.
     if name.startswith("Private") and name in __all__:
         return getattr(import_module("privagrad.estimators"), name)
+    if name == "__version__":
+        from importlib.metadata import version
+
+        return version("privagrad")
     if not name.startswith("_") and find_spec(f"privagrad.{name}") is not None:
         return import_module(f"privagrad.{name}")
     raise AttributeError(f"module 'privagrad' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__, "__version__"})

@@ -5,16 +5,28 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-import scipy.fft
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 from scipy.special import log_ndtr, ndtr
 
 from privagrad.privacy.accounting import PrivacyPlan
-from privagrad.privacy.composition import Composition, gaussian_delta, gaussian_epsilon
+from privagrad.privacy.composition import (
+    Composition,
+    _discounted,
+    gaussian_delta,
+    gaussian_epsilon,
+    gaussian_mu,
+)
 from privagrad.privacy.events import Event, GaussianEvent, ObjectiveEvent, SelectEvent, merged
-from privagrad.privacy.privacy_loss import LossGrid, Tails, fixed_size_tails, on_grid, poisson_tails
+from privagrad.privacy.privacy_loss import (
+    LossGrid,
+    Tails,
+    _repeats,
+    fixed_size_tails,
+    on_grid,
+    poisson_tails,
+)
 
 STEPS = [1, 7, 5000, 10**6]
 NOISES = [1, 3.7, 100, 300]
@@ -57,6 +69,12 @@ def test_the_gaussian_profile_is_never_too_small(epsilon, mu):
     found, exact = gaussian_delta(epsilon, mu), exact_delta(epsilon, mu)
     assert found >= exact * (1 - 1e-9) - 1e-17
     assert found <= exact * (1 + 1e-6) + 1e-11
+
+
+@given(st.floats(1e-3, 60.0), st.sampled_from(DELTAS))
+def test_the_largest_gaussian_within_a_budget(epsilon, delta):
+    mu = gaussian_mu(epsilon, delta)
+    assert gaussian_delta(epsilon, mu) <= delta < gaussian_delta(epsilon, mu * (1 + 1e-6))
 
 
 def test_no_noise_budget_is_beyond_reach():
@@ -120,7 +138,7 @@ def test_the_bound_covers_the_worst_error_of_the_transform(count, monkeypatch):
     composition = Composition([(LossGrid(0, masses, 0.0, 0.0), count)], 0.1)
     first = 20 * count - size // 2
     exact, _ = composition._convolved([masses], first, size)
-    transform = scipy.fft.rfft
+    transform = np.fft.rfft
 
     def wrong(values):
         spectrum = transform(values)
@@ -129,7 +147,7 @@ def test_the_bound_covers_the_worst_error_of_the_transform(count, monkeypatch):
         allowed = 8 * 2.0**-53 * math.log2(size) * np.linalg.norm(values) * math.sqrt(size / 2)
         return spectrum + 0.9 * allowed * phases * weights / np.linalg.norm(weights)
 
-    monkeypatch.setattr(scipy.fft, "rfft", wrong)
+    monkeypatch.setattr(np.fft, "rfft", wrong)
     found, bound = composition._convolved([masses], first, size)
     moved = np.abs(found - exact).max()
     assert bound / 4 < moved <= bound
@@ -395,3 +413,22 @@ def test_releases_over_all_rows_compose_with_sampled_ones():
     both = PrivacyPlan((sampled, query)).epsilon(1e-6)
     assert 1.1 * max(alone) < both < sum(alone)
     assert PrivacyPlan((query, sampled)).epsilon(1e-6) == pytest.approx(both, rel=1e-9)
+
+
+@pytest.mark.parametrize("interval", [1e-4, 0.05, 1.0, 30.0])
+def test_discounted_sums(interval):
+    """Σ_{j ≥ i} p_j e^{-(j - i) h} by its recursion, for probabilities of all sizes."""
+    masses = np.exp(np.random.default_rng(0).uniform(-300, 0, 3000))
+    sums, last = np.empty_like(masses), 0.0
+    for i in range(masses.size - 1, -1, -1):
+        last = sums[i] = masses[i] + math.exp(-interval) * last
+    assert _discounted(masses, interval) == pytest.approx(sums, rel=1e-12)
+
+
+@pytest.mark.parametrize(("n", "draws"), [(1, 1), (2, 2), (40, 4), (1000, 1000), (10**6, 300)])
+@pytest.mark.parametrize("tail", [1e-3, 1e-9, 1e-25])
+def test_repeats_of_a_row_are_binomial(n, draws, tail):
+    counts, weights, rest = _repeats(n, draws, tail)
+    law = stats.binom(draws, 1 / n)
+    assert weights == pytest.approx(law.pmf(counts), rel=1e-9)
+    assert law.sf(counts[-1]) * (1 - 1e-9) <= rest <= tail

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import atexit
 import gc
 from typing import Annotated
 
 import typer
 
 from privagrad.cli import _output, budget, compare, fit, models, reproduce
+
+_COLLECTED_AFTER = 100_000
+"""New objects after which the garbage collector looks for garbage."""
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -59,6 +63,9 @@ def main(
         ),
     ] = False,
 ) -> None:
-    # What was imported stays until the end: the garbage collector need not look at it again.
+    # What is imported stays until the end: the garbage collector need not look at it again and
+    # again, nor take it apart at the end.
     gc.freeze()
+    gc.set_threshold(_COLLECTED_AFTER)
+    atexit.register(gc.freeze)
     _output.debugging = debug

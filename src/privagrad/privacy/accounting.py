@@ -11,13 +11,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
 
 from privagrad._internal import validate
 from privagrad._internal.validate import Vector
+from privagrad.privacy.composition import gaussian_mu
 from privagrad.privacy.events import (
     TRAINING,
     Event,
@@ -28,15 +29,20 @@ from privagrad.privacy.events import (
     training_event,
 )
 from privagrad.privacy.noise import Noise
+from privagrad.privacy.roots import Function, crossing
 from privagrad.privacy.sampling import Batches, Sampling
-from privagrad.privacy.totals import Total
+from privagrad.privacy.totals import Total, sensitivity_of
 
 ACCOUNTANT = "PLD"
 RENYI_ACCOUNTANT = "RDP (dp-accounting)"
 
-_SAFE_SIDE = 5e-4
+_SAFE_SIDE = 1e-4
+"""By how much the logarithm of a calibrated noise multiplier may exceed what is needed."""
+
+_NEAR = 1e-3
+_HARDLY_ANY = 1e-2
 _MEANINGLESS = 1e6
-_LEAST_LOG_NOISE = math.log(1e-3)
+_LEAST_LOG_NOISE, _MOST_LOG_NOISE = math.log(1e-3), 40.0
 _SMALLEST_DELTA = 1e-14
 """Below that, delta(epsilon) is only rough."""
 
@@ -281,8 +287,6 @@ def _epsilon(events: tuple[Event, ...], relation: Relation, delta: float, fine: 
 def _calibrated(
     others: tuple[Event, ...], training: Release, epsilon: float, delta: float
 ) -> tuple[Event, ...]:
-    from scipy.optimize import brentq
-
     relation = PrivacyPlan((*others, training)).relation
     spent = _epsilon(others, relation, delta, fine=True)
     if spent >= epsilon:
@@ -297,33 +301,59 @@ def _calibrated(
         return (*others, replace(training, noise_multiplier=math.exp(log_noise)))
 
     def excess(log_noise: float, fine: bool) -> float:
-        return _epsilon(events_at(log_noise), relation, delta, fine) - epsilon
+        """log(ε / asked), nearly linear in the logarithm of the noise."""
+        found = _epsilon(events_at(log_noise), relation, delta, fine)
+        return math.log(max(found / epsilon, _HARDLY_ANY)) if found < math.inf else math.inf
 
-    high = 0.0
-    while excess(high, False) > 0:
-        high += 1.0
-        if high > 40:
+    place = _estimate(others, training, epsilon, delta)
+    for fine, tolerance in ((False, _NEAR), (True, _SAFE_SIDE)):
+        search = partial(excess, fine=fine)
+        low, high = _bracket(search, place)
+        if low == high == _MOST_LOG_NOISE:
             raise ValueError(
                 f"No noise keeps {training.count} steps within epsilon={epsilon:g} at "
                 f"delta={delta:g}: raise epsilon or delta, or take fewer steps."
             )
-    low = high - 1.0
-    while excess(low, False) <= 0:
-        if low < _LEAST_LOG_NOISE:
-            # Rows so rarely seen that delta alone would pay for them: never without noise.
-            return events_at(low)
-        high, low = low, low - 0.5
-    # The finer grid lowers epsilon, so the coarse root all but bounds the fine one from above.
-    high = brentq(excess, low, high, args=(False,), xtol=2e-3) + 2e-3
-    while excess(high, True) > 0:
-        high += 0.01
-    low = high - 0.02
-    while excess(low, True) <= 0:
-        high, low = low, low - 0.05
-    safe = float(brentq(excess, low, high, args=(True,), xtol=_SAFE_SIDE))
-    while excess(safe, True) > 0:
-        safe += _SAFE_SIDE
-    return events_at(safe)
+        # Where delta alone would pay for rows so rarely seen, both are the least noise.
+        place = crossing(search, low, high, tolerance, tolerance / 2) if low < high else low
+    return events_at(place)
+
+
+def _bracket(excess: Function, guess: float) -> tuple[float, float]:
+    """(low, high) with excess(low) > 0 ≥ excess(high), where excess falls about as fast as -x.
+
+    Both are the end of the range of noise where it never changes its sign.
+    """
+    place = min(max(guess, _LEAST_LOG_NOISE), _MOST_LOG_NOISE)
+    found = excess(place)
+    end = _MOST_LOG_NOISE if found > 0 else _LEAST_LOG_NOISE
+    step = min(max(2 * abs(found), _SAFE_SIDE), 1.0) * (1 if found > 0 else -1)
+    while place != end:
+        last, place = place, min(max(place + step, _LEAST_LOG_NOISE), _MOST_LOG_NOISE)
+        if (excess(place) > 0) != (found > 0):
+            return min(last, place), max(last, place)
+        step *= 2
+    return end, end
+
+
+def _estimate(others: tuple[Event, ...], training: Release, epsilon: float, delta: float) -> float:
+    """About the logarithm of the noise that calibration ends with, for the search to start from.
+
+    Many releases are about one Gaussian, whose μ² is the sum of theirs: rate² (e^{s²/z²} - 1) for
+    sampled rows (Bu, Dong, Long and Su 2020), s²/z² for all rows.
+    """
+    sensitivity = sensitivity_of(training.relation)
+    square = gaussian_mu(epsilon, delta) ** 2
+    spent = 0.0
+    for other in _releases(others) or ():
+        each = (sensitivity / other.noise_multiplier) ** 2
+        if other.rate < 1:
+            each = other.rate**2 * math.expm1(min(each, 50.0))
+        spent += other.count * each
+    left = max(square - spent, square / 10) / training.count
+    if training.rate < 1:
+        left = math.log1p(left / training.rate**2)
+    return math.log(sensitivity) - math.log(left) / 2
 
 
 def _renyi(events: tuple[Event, ...]) -> Any:

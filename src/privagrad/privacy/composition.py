@@ -18,6 +18,7 @@ import numpy as np
 
 from privagrad._internal.validate import Vector
 from privagrad.privacy.privacy_loss import ROUNDING, LossGrid
+from privagrad.privacy.roots import crossing, least
 
 _FFT_ROUNDINGS = 8.0
 """Relative error of a transform of length N = 2^k in the 2-norm, in roundings, over k: at most 6.7
@@ -46,8 +47,6 @@ def gaussian_delta(epsilon: float, mu: float) -> float:
 
 def gaussian_epsilon(delta: float, mu: float) -> float:
     """The least ε with δ(ε) ≤ delta for a Gaussian mechanism; never too small."""
-    from scipy.optimize import brentq
-
     if delta <= 0:
         return math.inf
     if gaussian_delta(0.0, mu) <= delta:
@@ -57,11 +56,16 @@ def gaussian_epsilon(delta: float, mu: float) -> float:
     def excess(epsilon: float) -> float:
         return math.log(max(gaussian_delta(epsilon, mu), _TINY)) - math.log(delta)
 
-    found = float(brentq(excess, 0.0, high, xtol=1e-300, rtol=1e-14, maxiter=500))
-    step = 1e-14
-    while gaussian_delta(found, mu) > delta:
-        found, step = found * (1 + step), 2 * step
-    return found
+    return crossing(excess, 0.0, high, 1e-14 * high)
+
+
+def gaussian_mu(epsilon: float, delta: float) -> float:
+    """The largest μ of a Gaussian mechanism with δ(ε) ≤ delta."""
+
+    def excess(log_mu: float) -> float:
+        return gaussian_delta(epsilon, math.exp(log_mu)) - delta
+
+    return math.exp(crossing(excess, math.log(1e6), math.log(1e-9), 1e-12))
 
 
 @dataclass(frozen=True)
@@ -89,6 +93,9 @@ class _Window:
 
 _TILTS = 24
 """With how many tilts δ is computed at many ε."""
+
+_FURTHEST = 20.0
+"""The largest exponent within a block of discounted sums."""
 
 
 class _Part:
@@ -201,20 +208,12 @@ class Composition:
 
     def _best(self, bound: Callable[[float], float]) -> float:
         """The tilt θ > 0 that makes a bound on ε or on log δ least; any other is sound too."""
-        from scipy.optimize import minimize_scalar
-
         _, deviation = self._tilted(0.0)
         widest = max(part.widest for part in self.parts)
         low, high = math.log(1e-3 / (widest + deviation)), math.log(1e2 / deviation)
-        found = minimize_scalar(
-            lambda x: bound(math.exp(x)), bounds=(low, high), method="bounded",
-            options={"xatol": 0.1},
-        )  # fmt: skip
-        return math.exp(found.x)
+        return math.exp(least(lambda x: bound(math.exp(x)), low, high, 0.02))
 
     def _window(self, tilt: float) -> _Window:
-        from scipy.signal import lfilter
-
         h = self.interval
         tilted, deviation = self._tilted(tilt)
         cumulant = self._cumulant(tilt)
@@ -230,10 +229,10 @@ class Composition:
         losses = h * (first + np.arange(size))
         logs = np.log(np.maximum(composed, 0.0) + error) + cumulant - tilt * losses
         masses = np.exp(np.minimum(logs, 1.0))
-        # weight_i = Σ_{j ≥ i} p_j e^{-(j - i) h}; δ falls by (1 - e^{-h}) weight_{i+1} from i on.
-        weights = lfilter([1.0], [1.0, -math.exp(-h)], masses[::-1])[::-1]
+        # δ falls by (1 - e^{-h}) weight_{i+1} from i on.
+        weights = _discounted(masses, h)
         falls = -math.expm1(-h) * np.append(weights[1:], 0.0)
-        deltas = np.cumsum(falls[::-1])[::-1] * (1 + 4 * size * ROUNDING)
+        deltas = np.cumsum(falls[::-1])[::-1] * (1 + 8 * size * ROUNDING)
         top, bottom = float(losses[-1]), float(losses[0])
         positive = [t for t in (tilt, *ups) if t > 0]
         cumulants[tilt] = cumulant
@@ -249,8 +248,6 @@ class Composition:
 
         What lies outside of the window is wrapped into it, which only adds.
         """
-        from scipy.fft import irfft, rfft
-
         step = ROUNDING * _FFT_ROUNDINGS * math.log2(size)
         total, phase, offset = np.zeros(size // 2 + 1), np.zeros(size // 2 + 1), 0
         padded, missed = [], []
@@ -259,7 +256,7 @@ class Composition:
             middle = round(float(probabilities @ np.arange(probabilities.size)))
             places = (np.arange(probabilities.size) - middle) % size
             wrapped = np.bincount(places, weights=probabilities, minlength=size)
-            spectrum = rfft(wrapped)
+            spectrum = np.fft.rfft(wrapped)
             sizes = np.abs(spectrum)
             missed.append(step * math.sqrt(size) * float(np.linalg.norm(wrapped)))
             padded.append(np.log(sizes + missed[-1]))
@@ -267,7 +264,7 @@ class Composition:
             phase += part.count * np.angle(spectrum)
             offset += part.count * (part.first + middle)
         product = np.exp(total)
-        composed = irfft(product * np.exp(1j * phase), size)
+        composed = np.fft.irfft(product * np.exp(1j * phase), size)
         largest = sum(part.count * log for part, log in zip(self.parts, padded, strict=True))
         # Errors of the powers, and of the transform back.
         error = ROUNDING * (8 + 12 * self.count) * 2 * float(product.sum()) / size
@@ -286,3 +283,22 @@ def _two_norm(half: Vector) -> float:
 def _log_sum(exponents: Vector) -> float:
     largest = float(exponents.max())
     return largest + math.log(float(np.exp(exponents - largest).sum()))
+
+
+def _discounted(masses: Vector, interval: float) -> Vector:
+    """Σ_{j ≥ i} p_j e^{-(j - i) h} for all i.
+
+    Within a block it is e^{i h} Σ_{j ≥ i} p_j e^{-j h}, whose factors stay below e^20, so that
+    nothing overflows; what follows a block is one number, its first sum. All terms are positive:
+    the relative error is at most two roundings for each addition, and 50 for the factors.
+    """
+    length = min(masses.size, max(1, int(_FURTHEST / interval)))
+    blocks = -(-masses.size // length)
+    sums = np.zeros((blocks, length))
+    sums.ravel()[: masses.size] = masses
+    falling = np.exp(-interval * np.arange(length))
+    sums = np.cumsum((sums * falling)[:, ::-1], axis=1)[:, ::-1] / falling
+    carried = falling[::-1] * math.exp(-interval)
+    for block, following in zip(sums[-2::-1], sums[:0:-1], strict=True):
+        block += carried * following[0]
+    return np.asarray(sums.ravel()[: masses.size])

@@ -34,6 +34,7 @@ import numpy as np
 
 from privagrad._internal.validate import Vector
 from privagrad.privacy.accounting import PrivacyPlan
+from privagrad.privacy.composition import gaussian_mu
 from privagrad.privacy.events import Event, GaussianEvent, Relation
 from privagrad.privacy.totals import sensitivity_of
 
@@ -107,7 +108,7 @@ def _cover(events: tuple[Event, ...], epsilon: float, delta: float) -> Cover:
         )
         return Cover(math.sqrt(math.fsum(squares)), leak)
     deltas = PrivacyPlan(tuple(_without_leak(event) for event in events)).deltas(_EPSILONS)
-    whole = _gaussian_mu(epsilon, (1 - _SET_ASIDE) * delta)
+    whole = gaussian_mu(epsilon, (1 - _SET_ASIDE) * delta)
 
     def slack(mu: float) -> float:
         return _FOR_COVERS * delta * min(mu / whole, 1.0) ** 2
@@ -141,16 +142,6 @@ def _gaussian_profile(mu: float, epsilons: Vector) -> Vector:
 
     second = np.exp(epsilons + log_ndtr(-mu / 2 - epsilons / mu))
     return np.asarray(np.maximum(ndtr(mu / 2 - epsilons / mu) - second, 0.0))
-
-
-def _gaussian_mu(epsilon: float, delta: float) -> float:
-    """The μ of a Gaussian mechanism that has this epsilon at this delta."""
-    from scipy.optimize import brentq
-
-    def excess(log_mu: float) -> float:
-        return float(_gaussian_profile(math.exp(log_mu), np.array([epsilon]))[0]) - delta
-
-    return math.exp(float(brentq(excess, math.log(1e-9), math.log(1e6))))
 
 
 def _sees_all_rows(event: GaussianEvent) -> bool:

@@ -208,12 +208,16 @@ def objective_tails(event: ObjectiveEvent, tail: float) -> Tails:
 
 
 def _repeats(n_examples: int, draws: int, tail: float) -> tuple[Vector, Vector, float]:
-    """How often `draws` uniform draws hit one row: counts ≥ 1, probabilities, the tail left out."""
-    from scipy.stats import binom
+    """How often `draws` uniform draws hit one row: counts ≥ 1, probabilities, the tail left out.
 
-    law = binom(draws, 1 / n_examples)
-    most = 1
-    while most < draws and law.sf(most) > tail:
-        most += 1
-    counts = np.arange(1.0, most + 1)
-    return counts, law.pmf(counts), float(law.sf(most))
+    Binomial probabilities fall by p_{k+1}/p_k = (draws - k)/((k + 1)(n - 1)), at most 1/(k + 1)
+    as draws ≤ n: what follows p_k is at most p_{k+1} (1 + 1/2 + 1/4 + ...) = 2 p_{k+1}.
+    """
+    missed = math.exp((draws - 1) * math.log1p(-1 / n_examples)) if draws > 1 else 1.0
+    weights: list[float] = []
+    following = draws / n_examples * missed
+    while following > 0 and (not weights or 2 * following > tail):
+        weights.append(following)
+        count = len(weights)
+        following *= (draws - count) / ((count + 1) * (n_examples - 1)) if draws > count else 0.0
+    return np.arange(1.0, len(weights) + 1), np.array(weights), 2 * following
