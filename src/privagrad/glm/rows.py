@@ -46,11 +46,12 @@ class DenseRows:
         """All rows, as something with products."""
         return self.array
 
-    @cached_property
+    @property
     def flat(self) -> FlatRows:
         """The rows as the kernels read them."""
         n, dim = self.shape
-        return FlatRows(self.array.reshape(-1), np.arange(dim), np.arange(n + 1) * dim, True)
+        starts = np.arange(0, n * dim + 1, dim)
+        return FlatRows(self.array.reshape(-1), np.arange(dim), starts, True)
 
     def parts(self) -> tuple[FlatRows]:
         """All rows, in one part."""
