@@ -195,7 +195,9 @@ class OuterProductGradient(FormedGradient):
 
     def form(self, found: Tensor, start: int) -> None:
         place = slice(start, start + len(found))
-        d, a = self.gradients[place].transpose(1, 2), self.inputs[place]
+        # Rows of one example together: products of rows that are far apart are slow.
+        d, a = self.gradients[place].contiguous(), self.inputs[place].contiguous()
+        d = d.transpose(1, 2)
         if len(found) == 1:
             torch.mm(d[0], a[0], out=found[0])
         else:
