@@ -62,8 +62,8 @@ class RowLookupGradient(PerExampleGradient):
         if self._by_kernel(weights):
             rows, places = self._sorted
             norms = self.gradients.new_empty(self.count)
-            arrays = (x.numpy() for x in (self.gradients, rows, places, factors, weights))
-            _squared_norms(*arrays, self.ignored, norms.numpy())
+            arrays = (self.gradients, rows, places, factors, weights, norms)
+            _squared_norms(self.ignored, *(x.numpy() for x in arrays))
             return norms
         owners, rows, g = self._summed
         weights = weights if len(weights) == 1 else weights[rows]
@@ -107,7 +107,7 @@ class RowLookupGradient(PerExampleGradient):
 
 @kernel(reorder=True)
 def _squared_norms(
-    g: Any, rows: Any, places: Any, factors: Any, weights: Any, ignored: int, norms: Any
+    ignored: int, g: Any, rows: Any, places: Any, factors: Any, weights: Any, norms: Any
 ) -> None:
     """Σ_rk factors_r weights_rk g_rk² of each example; `rows` are sorted, equal ones are one."""
     # One factor, or the weights of one row, are those of all rows.

@@ -111,8 +111,7 @@ class _Run(torch.autograd.Function):
         ctx.tape, ctx.cell, ctx.count = tape, cell, tape.count
         ctx.save_for_backward(x)
         ctx.set_materialize_grads(False)
-        states = cell.forward(gates)
-        return states
+        return cell.forward(gates)
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor | None, *others: Tensor | None) -> Any:
