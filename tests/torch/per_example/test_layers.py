@@ -85,9 +85,7 @@ def test_sums_of_squares_before_and_after_norms(
     for _ in range(2):
         assert torch.allclose(gradient.examples(0, 3), exact, atol=1e-5)
         assert torch.allclose(gradient.sum_of_squares(), exact.square().sum(0), rtol=1e-4)
-        assert torch.allclose(
-            gradient.row_sums_of_squares(), exact.square().sum((0, 2)), rtol=1e-4
-        )
+        assert torch.allclose(gradient.row_sums_of_squares(), exact.square().sum((0, 2)), rtol=1e-4)
         gradient.squared_norms(Scale.ball(weight))
 
 
