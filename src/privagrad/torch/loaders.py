@@ -8,8 +8,17 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, Sampler, Subset, default_collate, get_worker_info
+from torch.utils.data import (
+    DataLoader,
+    Dataset,
+    Sampler,
+    Subset,
+    TensorDataset,
+    default_collate,
+    get_worker_info,
+)
 
 from privagrad._internal import validate
 from privagrad.torch.charging import BatchCharges, BatchPart
@@ -73,7 +82,10 @@ class PrivateLoader(DataLoader[Any]):
         super().__init__(loader.dataset, **options)
         # This loader shows the data set it was given; the rows come through another.
         options["worker_init_fn"] = partial(_start_worker, loader.worker_init_fn)
-        self._fetching = DataLoader(RowByRow(loader.dataset), **options)
+        collate = getattr(loader.collate_fn, "collate", loader.collate_fn)
+        plain = collate is default_collate and _is_of_plain_tensors(loader.dataset)
+        rows = RowsOfTensors if plain else RowByRow
+        self._fetching = DataLoader(rows(loader.dataset), **options)
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         return self._handed_out(self.charges.begin())
@@ -117,6 +129,22 @@ class RowByRow(Dataset[Any]):
                 "fetched one at a time. Write __getitem__."
             )
         return rows[0]
+
+
+class RowsOfTensors(RowByRow):
+    """The rows of plain tensors: PyTorch's own data set makes nothing of several at a time."""
+
+    def __getitems__(self, rows: list[Any]) -> list[tuple[Tensor, ...]]:
+        if any(type(row) is not int for row in rows):
+            return [self[row] for row in rows]
+        index = torch.tensor(rows, dtype=torch.long)
+        return list(zip(*(tensor[index].unbind() for tensor in self.dataset.tensors), strict=True))
+
+
+def _is_of_plain_tensors(dataset: Any) -> bool:
+    return type(dataset) is TensorDataset and all(
+        type(tensor) is Tensor and tensor.layout is torch.strided for tensor in dataset.tensors
+    )
 
 
 def _has_rows(dataset: Any) -> bool:

@@ -18,12 +18,12 @@ from privagrad.torch.guards.observed import Layouts
 from privagrad.torch.guards.random_functions import RandomDraws
 from privagrad.torch.guards.recorder import Recorder, public_tensors
 from privagrad.torch.guards.refusals import UnverifiedError
-from privagrad.torch.guards.structure import tensors_of
+from privagrad.torch.guards.structure import leaves_of, modules_of, tensors_of
 from privagrad.torch.guards.traced import node_of, untraced
 from privagrad.torch.guards.verification import ModuleGuard
 from privagrad.torch.per_example.layers import layer_of
 from privagrad.torch.per_example.layers._registry import Layer
-from privagrad.torch.per_example.layout import count_examples, input_leaves
+from privagrad.torch.per_example.layout import INPUTS, count_examples
 from privagrad.torch.per_example.tape import ForwardPass, Tape
 
 
@@ -76,7 +76,7 @@ class PrivateModule(nn.Module):
         _refuse_autocast((args, kwargs))
         _refuse_objects((args, kwargs))
         self.loss_guard.check_inputs((args, kwargs))
-        of_batch = [node_of(leaf) is not None for leaf in input_leaves((args, kwargs))[0]]
+        of_batch = [node_of(leaf) is not None for leaf in leaves_of((args, kwargs), INPUTS)]
         inputs = untraced((args, kwargs))
         count = count_examples(inputs, tape.batch_first)
         outputs, current, drawn = self._pass(inputs, count, of_batch)
@@ -112,8 +112,9 @@ class PrivateModule(nn.Module):
         return outputs, current, recorder
 
     def _parts(self) -> tuple[list[int], list[int]]:
-        modules = [id(module) for module in self._module.modules()]
-        return modules, [id(p) for p in self._module.parameters() if p.requires_grad]
+        modules = modules_of(self._module)
+        own = (p for module in modules for p in module._parameters.values() if p is not None)
+        return [id(module) for module in modules], [id(p) for p in own if p.requires_grad]
 
     def _refuse_changes(self) -> None:
         if self._parts() == self._known:
@@ -153,7 +154,7 @@ def _refuse_autocast(inputs: Any) -> None:
 
 
 def _refuse_objects(inputs: Any) -> None:
-    for leaf in input_leaves(inputs)[0]:
+    for leaf in leaves_of(inputs, INPUTS):
         if not isinstance(leaf, Tensor | PackedSequence) and tensors_of(leaf):
             raise UnverifiedError(
                 "Expected tensors, or tuples, lists and dictionaries of tensors, as inputs of the "

@@ -52,6 +52,17 @@ class Scale:
     def full(self) -> Tensor:
         return torch.outer(self.rows, self.columns) if self.entries is None else self.entries
 
+    @property
+    def factors(self) -> tuple[Tensor, Tensor]:
+        """Factors of the rows (m or 1,), weights (m or 1, n); 1 stands for all rows."""
+        if self.entries is None:
+            return self.rows, self.columns[None]
+        return torch.ones_like(self.rows[:1]), self.entries
+
+    @cached_property
+    def _flat(self) -> Tensor:
+        return self.full.reshape(-1)
+
     @cached_property
     def root(self) -> Any:
         """C^{1/2}, flat, as an array."""
@@ -62,16 +73,16 @@ class Scale:
         return Scale(self.rows.double(), self.columns.double(), entries)
 
     def part(self, rows: slice) -> Scale:
+        if rows == slice(None):
+            return self
         entries = None if self.entries is None else self.entries[rows]
         return Scale(self.rows[rows], self.columns, entries)
 
     def squared_norms(self, g: Tensor) -> Tensor:
-        """Σ_jk C_jk g_ijk² for each i of `g` (c, m, n), which may be overwritten."""
-        if self.entries is None:
-            return torch.mv(g.square_() @ self.columns, self.rows)
-        flat, scale = g.reshape(len(g), -1), self.entries.reshape(-1)
-        if g.device.type != "cpu" or g.dtype != scale.dtype:
-            return torch.mv(flat.square_(), scale.to(g.dtype))
+        """Σ_jk C_jk g_ijk² for each i of `g` (c, m, n)."""
+        flat, scale = g.reshape(len(g), -1), self._flat.to(g.dtype)
+        if g.device.type != "cpu":
+            return torch.mv(flat.square(), scale)
         norms = torch.empty(len(g), dtype=g.dtype)
         _squared_norms(flat.numpy(), scale.numpy(), norms.numpy())
         return norms

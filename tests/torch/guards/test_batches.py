@@ -32,7 +32,7 @@ from privagrad.torch.guards.collation import refuse_mixing
 from privagrad.torch.guards.determinism import random_state_kept
 from privagrad.torch.guards.refusals import UnverifiedError
 from privagrad.torch.guards.structure import map_tensors, tensors_of
-from privagrad.torch.loaders import CollateAny, PrivateLoader
+from privagrad.torch.loaders import CollateAny, PrivateLoader, RowByRow, RowsOfTensors
 from privagrad.torch.samplers import rows_of
 from tests.torch.small import Run, sgd, table
 
@@ -512,6 +512,32 @@ class TestRowByRow:
         assert run.loader.dataset is data
         found = torch.cat([x.as_subclass(Tensor) for x, _ in run.loader])
         assert torch.equal(found, table().tensors[0])
+
+    def test_rows_of_plain_tensors_are_those_of_the_data_set(self) -> None:
+        data = table()
+        rows = RowsOfTensors(data)
+        for chosen in ([3, 0, 3, -1], [], [torch.tensor(2), 5], [7]):
+            together, single = rows.__getitems__(chosen), [data[row] for row in chosen]
+            assert [len(row) for row in together] == [len(row) for row in single]
+            for found, expected in zip(together, single, strict=True):
+                assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+
+    def test_only_plain_tensors_are_fetched_together(self) -> None:
+        class Own(TensorDataset):
+            pass
+
+        fetched = {
+            "plain": of(data=table()),
+            "of its own kind": of(data=Own(*table().tensors)),
+            "collated otherwise": of(lambda rows: default_collate(rows), data=table()),
+        }
+        kinds = {}
+        for name, run in fetched.items():
+            assert isinstance(run.loader, PrivateLoader)
+            kinds[name] = type(run.loader._fetching.dataset)
+        assert kinds == {
+            "plain": RowsOfTensors, "of its own kind": RowByRow, "collated otherwise": RowByRow
+        }  # fmt: skip
 
     def test_empty_batches_of_rows_that_come_many_at_once(self) -> None:
         run = of(data=OnlyMany(), poisson_sampling=True, noise_multiplier=1.0)

@@ -520,9 +520,13 @@ class TestParametersThatNoLayerAccountsFor:
         assert run.optimizer.releases == 0
 
 
+@pytest.mark.parametrize("kept", [True, False])
 @pytest.mark.parametrize(("columns", "steps"), [(64, 6), (8, 40)])
-def test_norms_of_inputs_with_a_common_offset(columns: int, steps: int) -> None:
+def test_norms_of_inputs_with_a_common_offset(
+    columns: int, steps: int, kept: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Terms 3000 times as large as their sum: norms by products of rows lose all their digits."""
+    monkeypatch.setattr(OuterProductGradient, "affordable", lambda self: kept)
     torch.manual_seed(0)
     a, d = torch.randn(5, steps, columns) + 3000, torch.randn(5, steps, columns)
     d -= d.mean(1, keepdim=True)

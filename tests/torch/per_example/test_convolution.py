@@ -81,7 +81,7 @@ def test_bounded_sum_equals_the_loop(name: str, kind: str) -> None:
 @pytest.mark.parametrize("kind", SCALES)
 @pytest.mark.parametrize("name", CASES)
 def test_gradients_that_are_not_kept(name: str, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ConvolutionGradient, "_affordable", lambda self: False)
+    monkeypatch.setattr(ConvolutionGradient, "affordable", lambda self: False)
     check(*CASES[name], kind)
 
 
@@ -100,7 +100,7 @@ def test_images_larger_than_the_cache(
 def test_examples_that_are_not_finite_count_as_zero(
     kind: str, affordable: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ConvolutionGradient, "_affordable", lambda self: affordable)
+    monkeypatch.setattr(ConvolutionGradient, "affordable", lambda self: affordable)
     inputs = torch.randn(5, 3, 6, 6)
     module = nn.Conv2d(3, 4, 3)
     inputs[2, 0, 0, 0] = torch.inf

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from privagrad.torch.per_example.gradients import FormedGradient, OuterProductGradient
 from privagrad.torch.scales import Scale
 from tests.torch.reference import (
     SCALES,
@@ -46,6 +47,46 @@ def test_bounded_sum_equals_the_loop(name: str, kind: str) -> None:
     radius = middle_radius(module, squared, inputs, targets, kind)
     expected = looped(module, squared, inputs, targets, kind, radius)
     assert_same(engine_sum(module, squared, inputs, targets, kind, radius), expected)
+
+
+@pytest.mark.parametrize("affordable", [True, False])
+@pytest.mark.parametrize("kind", SCALES)
+@pytest.mark.parametrize("name", [name for name in CASES if "sequence" in name or "grid" in name])
+def test_gradients_that_are_kept_and_not(
+    name: str, kind: str, affordable: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(FormedGradient, "affordable", lambda self: affordable)
+    test_bounded_sum_equals_the_loop(name, kind)
+
+
+@pytest.mark.parametrize("affordable", [True, False])
+@pytest.mark.parametrize("kind", SCALES)
+def test_examples_that_are_not_finite_count_as_zero(
+    kind: str, affordable: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(FormedGradient, "affordable", lambda self: affordable)
+    module, inputs = CASES["linear-sequence"]
+    targets, others = torch.linspace(-1, 1, 6), [0, 1, 3, 4, 5]
+    bad = inputs.clone()
+    bad[2, 3, 1] = torch.inf
+    found = engine_sum(module, squared, bad, targets, kind, 1.0)
+    expected = looped(module, squared, inputs[others], targets[others], kind, 1.0)
+    assert_same(found, [5 / 6 * e for e in expected])
+
+
+@pytest.mark.parametrize("affordable", [True, False])
+def test_sums_of_squares_before_and_after_norms(
+    affordable: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(FormedGradient, "affordable", lambda self: affordable)
+    torch.manual_seed(0)
+    a, d, weight = torch.randn(3, 4, 5), torch.randn(3, 4, 6), torch.zeros(6, 5)
+    gradient, exact = OuterProductGradient(weight, a, d), torch.bmm(d.transpose(1, 2), a)
+    for _ in range(2):
+        assert torch.allclose(gradient.examples(0, 3), exact, atol=1e-5)
+        assert torch.allclose(gradient.sum_of_squares(), exact.square().sum(0), rtol=1e-4)
+        assert torch.allclose(gradient.row_sums_of_squares(), exact.square().sum((0, 2)), rtol=1e-4)
+        gradient.squared_norms(Scale.ball(weight))
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -156,7 +156,7 @@ class BatchTracer:
 
     def was_written(self, value: Any) -> bool:
         """Whether something of a batch was written into the memory of a tensor."""
-        if not isinstance(value, Tensor) or not value.numel():
+        if not self._lost or not isinstance(value, Tensor) or not value.numel():
             return False
         lost = (tensor for reference in self._lost if (tensor := reference()) is not None)
         memory = value.untyped_storage().data_ptr()

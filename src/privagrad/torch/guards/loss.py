@@ -8,14 +8,12 @@ a few examples, on each of them alone, and with other examples beside them.
 from __future__ import annotations
 
 import itertools
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
 
 from privagrad.torch.guards.batch_tracer import BatchTracer
 from privagrad.torch.guards.constants import (
@@ -28,7 +26,7 @@ from privagrad.torch.guards.loss_check import ExpectedGradients, LossCheck, refu
 from privagrad.torch.guards.random_functions import is_random
 from privagrad.torch.guards.refusals import ADVICE, UnverifiedError
 from privagrad.torch.guards.separation import close_gradients
-from privagrad.torch.guards.structure import tensors_of
+from privagrad.torch.guards.structure import leaves_of, modules_of, tensors_of
 from privagrad.torch.guards.trace import (
     BatchTensor,
     Leaf,
@@ -146,16 +144,21 @@ class LossGuard(BatchTracer):
         """Refuse a module into which the loop has put something of a batch."""
         if not self.verify:
             return
-        for name, part in module.named_modules():
-            kept = [*part._buffers.items(), *part._parameters.items(), *vars(part).items()]
-            for own, value in kept:
-                inner = tree_leaves(list(value) if isinstance(value, deque) else value)
-                if any(isinstance(x, _OF_BATCH) or self.was_written(x) for x in inner):
-                    raise UnverifiedError(
-                        "Expected a module that holds nothing of the batches, found something "
-                        f"computed from one in {f'{name}.{own}'.strip('.')}: it would be used, and "
-                        "released with the module, unprotected. Give it to the module as an input."
-                    )
+        for part in modules_of(module):
+            if not self._holds_batch([part._buffers, part._parameters, vars(part)]):
+                continue
+            kept = {**vars(part), **part._buffers, **part._parameters}
+            owner = next(name for name, found in module.named_modules() if found is part)
+            own = [name for name, value in kept.items() if self._holds_batch(value)][-1]
+            raise UnverifiedError(
+                "Expected a module that holds nothing of the batches, found something computed "
+                f"from one in {f'{owner}.{own}'.strip('.')}: it would be used, and released with "
+                "the module, unprotected. Give it to the module as an input."
+            )
+
+    def _holds_batch(self, value: Any) -> bool:
+        inner = leaves_of(value)
+        return any(isinstance(x, _OF_BATCH) for x in inner) or any(map(self.was_written, inner))
 
     def check_rows(self, tensors: list[TracedTensor]) -> None:
         """Refuse values for a criterion whose rows hold something of other examples."""

@@ -9,6 +9,7 @@ stays PyTorch's.
 from __future__ import annotations
 
 import inspect
+from functools import cache
 from typing import Any
 
 import torch
@@ -19,10 +20,12 @@ from torch.nn._reduction import legacy_get_string
 from privagrad.torch.guards.trace import rows_stay_whole
 from privagrad.torch.per_example.layout import RowOwners
 
+_signature = cache(inspect.signature)
+
 
 def _of_examples(func: Any, *args: Any, **kwargs: Any) -> tuple[Tensor, Any]:
     """The loss, and how it was made; None for the latter where that is PyTorch's own way."""
-    given = inspect.signature(func).bind(*args, **kwargs).arguments
+    given = _signature(func).bind(*args, **kwargs).arguments
     input, target, weight = given.pop("input"), given.pop("target"), given.pop("weight", None)
     averages, reduces = given.pop("size_average", None), given.pop("reduce", None)
     reduction = given.pop("reduction", "mean")

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from privagrad.torch.guards.random_functions import DRAWS, RandomDraws
+from privagrad.torch.guards.structure import modules_of
 
 _QUIET = frozenset({"__get__", "size", "dim", "__len__", "numel", "_set_grad_enabled"})
 _READS = frozenset({"item", "tolist", "__bool__", "__float__", "__int__", "__index__", "numpy"})
@@ -194,4 +195,5 @@ def _is_mask(part: Any) -> bool:
 
 def public_tensors(module: nn.Module) -> frozenset[int]:
     """The module's own tensors, which hold nothing of the batch."""
-    return frozenset(map(id, (*module.parameters(), *module.buffers())))
+    own = (kept for m in modules_of(module) for kept in (m._parameters, m._buffers))
+    return frozenset(id(x) for kept in own for x in kept.values() if x is not None)

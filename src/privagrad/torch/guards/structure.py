@@ -1,4 +1,4 @@
-"""The tensors in a value: in tuples, lists, mappings, data classes and objects with attributes."""
+"""What a value holds: tensors in tuples, lists, mappings, data classes, objects with attributes."""
 
 from __future__ import annotations
 
@@ -6,17 +6,56 @@ import copy
 import dataclasses
 import enum
 import types
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
 from typing import Any
 
 import numpy as np
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import SUPPORTED_NODES, tree_leaves, tree_map
 
 _LEFT_ALONE = (
     int, float, complex, str, bytes, bytearray, np.ndarray, np.generic, enum.Enum, nn.Module, type,
     types.ModuleType, types.FunctionType, types.BuiltinFunctionType, types.MethodType,
 )  # fmt: skip
+
+
+def leaves_of(value: Any, whole: tuple[type, ...] = ()) -> list[Any]:
+    """PyTorch's `tree_leaves`, several times as fast for ordinary containers.
+
+    Queues of any kind are taken apart; what is of one of the types in `whole` is not.
+    """
+    found: list[Any] = []
+    _gather_leaves(value, whole, found)
+    return found
+
+
+def _gather_leaves(value: Any, whole: tuple[type, ...], found: list[Any]) -> None:
+    kind = type(value)
+    if whole and isinstance(value, whole):
+        found.append(value)
+    elif kind is tuple or kind is list or isinstance(value, deque):
+        for part in value:
+            _gather_leaves(part, whole, found)
+    elif kind is dict or kind is OrderedDict:
+        for part in value.values():
+            _gather_leaves(part, whole, found)
+    elif kind in SUPPORTED_NODES or isinstance(value, tuple):
+        found += tree_leaves(value, is_leaf=lambda part: isinstance(part, whole))
+    else:
+        found.append(value)
+
+
+def modules_of(module: nn.Module) -> list[nn.Module]:
+    """The module and all modules in it, each once."""
+    found: dict[int, nn.Module] = {}
+    waiting: list[nn.Module | None] = [module]
+    while waiting:
+        part = waiting.pop()
+        if part is not None and id(part) not in found:
+            found[id(part)] = part
+            waiting.extend(part._modules.values())
+    return list(found.values())
 
 
 def tensors_of(value: Any) -> list[Tensor]:
@@ -33,7 +72,7 @@ def map_tensors(function: Callable[[Tensor], Tensor], value: Any) -> Any:
 
 
 def _tensors(value: Any, seen: dict[int, Any]) -> Iterator[Tensor]:
-    for leaf in tree_leaves(value):
+    for leaf in leaves_of(value):
         if isinstance(leaf, Tensor):
             yield leaf
         elif not isinstance(leaf, _LEFT_ALONE) and id(leaf) not in seen:

@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_flatten
 
+from privagrad.torch.guards.structure import leaves_of
 from privagrad.torch.per_example.layout import Layout, RowOwners, row_layouts
 
 
@@ -38,7 +38,7 @@ class TraceNode:
     @property
     def given(self) -> list[Any]:
         """What the function was given: `sources` and `constants`."""
-        return tree_flatten(self.made[1:])[0] if self.made else []
+        return leaves_of(self.made[1:]) if self.made else []
 
     @property
     def sources(self) -> list[TraceNode]:

@@ -12,6 +12,7 @@ from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from privagrad.torch.guards.constants import of_batch
 from privagrad.torch.guards.means import MEANS
+from privagrad.torch.guards.structure import leaves_of
 from privagrad.torch.guards.trace import TraceNode, chooses, history
 
 
@@ -112,7 +113,7 @@ class _Call:
             if isinstance(x, Tensor) and _version(x) != self.versions[place]:
                 _set(x, guard, made, place, True)
         known = {id(x) for x in (*self.given, result if self.target is not None else None)}
-        for place, leaf in enumerate(tree_flatten(result)[0]):
+        for place, leaf in enumerate(leaves_of(result)):
             if isinstance(leaf, TracedTensor) and id(leaf) not in known:
                 _set(leaf, guard, made, place, False)
         return result
@@ -162,7 +163,10 @@ def _set(tensor: Tensor, guard: Any, made: Any, place: int, written: bool) -> No
 
 
 def _version(value: Any) -> int:
-    return value._version if isinstance(value, Tensor) and not value.is_inference() else 0
+    if not isinstance(value, Tensor):
+        return 0
+    with torch._C.DisableTorchFunctionSubclass():
+        return 0 if value.is_inference() else value._version
 
 
 def _backward(loss: Any, *args: Any, **kwargs: Any) -> None:

@@ -26,6 +26,9 @@ _CANCELLED = 2.0**-15
 """Norms are taken to be at least this part of what they could be, so that what rounding leaves in
 float32 of terms that cancel is bounded as well."""
 
+_SMALL = 2**20
+"""Numbers that may be kept from norms to sums without a thought."""
+
 ALL = slice(None)
 
 
@@ -37,7 +40,7 @@ class PerExampleGradient(ABC):
 
     @abstractmethod
     def examples(self, start: int, stop: int) -> Tensor:
-        """The gradients of some examples, (stop - start, m, n), in memory of their own."""
+        """The gradients of some examples, (stop - start, m, n): to read, not to write to."""
 
     @abstractmethod
     def weighted_sum(self, weights: Tensor) -> Tensor:
@@ -55,7 +58,7 @@ class PerExampleGradient(ABC):
         """Σ_i g_i², (m, n)."""
         total: Tensor | None = None
         for g in self.chunks():
-            part = g.square_().sum(0)
+            part = g.square().sum(0)
             total = part if total is None else total.add_(part)
         assert total is not None
         return total
@@ -76,9 +79,14 @@ class PerExampleGradient(ABC):
         return self.examples(i, i + 1).double()
 
     def chunks(self) -> Iterator[Tensor]:
+        for start, stop in self.spans():
+            yield self.examples(start, stop)
+
+    def spans(self) -> Iterator[tuple[int, int]]:
+        """Which examples are taken together so that their gradients stay in the cache."""
         size = max(1, _CACHED // max(1, self.width))
         for start in range(0, self.count, size):
-            yield self.examples(start, min(start + size, self.count))
+            yield start, min(start + size, self.count)
 
     @property
     def width(self) -> int:
@@ -99,22 +107,21 @@ class DenseGradient(PerExampleGradient):
         self.gradients = accurate(gradients).reshape(gradients.shape[0], *matrix.shape)
 
     def examples(self, start: int, stop: int) -> Tensor:
-        return self.gradients[start:stop].clone()
+        return self.gradients[start:stop]
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
-        return torch.tensordot(weights.to(self.gradients.dtype), self.gradients, 1)
+        return summed(self.gradients, weights)
 
     def keep_only(self, examples: Tensor) -> None:
         self.gradients = self.gradients.masked_fill(~examples[:, None, None], 0.0)
 
 
-class OuterProductGradient(PerExampleGradient):
-    """Σ_t d_it a_itᵀ: of a matrix with inputs a (b, T, n) and output gradients d (b, T, m).
+class FormedGradient(PerExampleGradient):
+    """Gradients that are formed out of inputs a (b, ...) and output gradients d (b, ...).
 
-    `buffer` is whatever owns the memory of d: it lives as long as the gradients.
+    Those of all examples are kept from their norms to their sum, in the place of inputs and output
+    gradients, where they take about as much memory. Otherwise they are formed a few at a time.
     """
-
-    buffer: object = None
 
     def __init__(
         self, parameter: Tensor, inputs: Tensor, gradients: Tensor, part: slice = ALL
@@ -122,18 +129,91 @@ class OuterProductGradient(PerExampleGradient):
         super().__init__(parameter, inputs.shape[0], part)
         kind = torch.promote_types(accurate(inputs).dtype, accurate(gradients).dtype)
         self.inputs, self.gradients = inputs.to(kind), gradients.to(kind)
+        self.kept: Tensor | None = None
+
+    @abstractmethod
+    def form(self, found: Tensor, start: int) -> None:
+        """Write the gradients of the examples from `start` on into `found` (c, m, n)."""
+
+    @abstractmethod
+    def squared_norms_unkept(self, scale: Scale) -> Tensor:
+        """Squared norms where not all gradients may be held at once."""
+
+    @abstractmethod
+    def weighted_sum_unkept(self, weights: Tensor) -> Tensor:
+        """The weighted sum without forming any gradient."""
 
     def examples(self, start: int, stop: int) -> Tensor:
-        return torch.bmm(self.gradients[start:stop].transpose(1, 2), self.inputs[start:stop])
+        if self.kept is not None:
+            return self.kept[start:stop]
+        found = self._empty(stop - start)
+        self.form(found, start)
+        return found
+
+    def _empty(self, count: int) -> Tensor:
+        return self.gradients.new_empty(count, *as_matrix(self.parameter)[self.part].shape)
+
+    def affordable(self) -> bool:
+        """Whether the gradients of all examples may be kept."""
+        held = self.inputs.numel() + self.gradients.numel()
+        return self.count * self.width <= max(_SMALL, 2 * held)
+
+    def squared_norms(self, scale: Scale) -> Tensor:
+        if self.kept is not None:
+            return super().squared_norms(scale)
+        if not self.affordable():
+            return self.squared_norms_unkept(scale)
+        kept, squares = self._empty(self.count), []
+        for start, stop in self.spans():
+            self.form(kept[start:stop], start)
+            squares.append(scale.squared_norms(kept[start:stop]))
+        self.kept = kept
+        self.inputs = self.gradients = kept[:0]
+        return torch.cat(squares)
+
+    def weighted_sum(self, weights: Tensor) -> Tensor:
+        if self.kept is not None:
+            return summed(self.kept, weights)
+        return self.weighted_sum_unkept(weights.to(self.gradients.dtype))
+
+    def keep_only(self, examples: Tensor) -> None:
+        if self.kept is not None:
+            self.kept = self.kept.masked_fill(~examples[:, None, None], 0.0)
+            return
+        others = ~examples.reshape(-1, *[1] * (self.inputs.dim() - 1))
+        self.inputs = self.inputs.masked_fill(others, 0.0)
+        self.gradients = self.gradients.masked_fill(others, 0.0)
+
+
+class OuterProductGradient(FormedGradient):
+    """Σ_t d_it a_itᵀ: of a matrix with inputs a (b, T, n) and output gradients d (b, T, m).
+
+    `buffer` is whatever owns the memory of d: it lives as long as the gradients.
+    """
+
+    buffer: object = None
+
+    def form(self, found: Tensor, start: int) -> None:
+        place = slice(start, start + len(found))
+        # Rows of one example together: products of rows that are far apart are slow.
+        d, a = self.gradients[place].contiguous(), self.inputs[place].contiguous()
+        d = d.transpose(1, 2)
+        if len(found) == 1:
+            torch.mm(d[0], a[0], out=found[0])
+        else:
+            torch.bmm(d, a, out=found)
 
     def exact_example(self, i: int) -> Tensor:
         return (self.gradients[i].double().T @ self.inputs[i].double())[None]
 
     def squared_norms(self, scale: Scale) -> Tensor:
+        if self.kept is None and self.inputs.shape[1] == 1:
+            return self._squared_norms_of_single_rows(scale)
+        return super().squared_norms(scale)
+
+    def squared_norms_unkept(self, scale: Scale) -> Tensor:
         _, steps, m = self.gradients.shape
         n = self.inputs.shape[2]
-        if steps == 1:
-            return self._squared_norms_of_single_rows(scale)
         if scale.entries is None and steps * (m + n) < m * n:
             return self._squared_norms_by_gram_matrices(scale)
         return self._squared_norms_in_cache(scale)
@@ -157,18 +237,12 @@ class OuterProductGradient(PerExampleGradient):
         return self.with_exact_small_norms(parts, scale)
 
     def _squared_norms_in_cache(self, scale: Scale) -> Tensor:
-        m, n = self.gradients.shape[2], self.inputs.shape[2]
-        size = max(1, _CACHED // (m * n))
-        buffer = self.inputs.new_empty(min(size, self.count), m, n)
+        buffer: Tensor | None = None
         squares = self.inputs.new_empty(self.count)
-        for start in range(0, self.count, size):
-            stop = min(start + size, self.count)
+        for start, stop in self.spans():
+            buffer = self._empty(stop - start) if buffer is None else buffer
             g = buffer[: stop - start]
-            d, a = self.gradients[start:stop].transpose(1, 2), self.inputs[start:stop]
-            if size == 1:
-                torch.mm(d[0], a[0], out=g[0])
-            else:
-                torch.bmm(d, a, out=g)
+            self.form(g, start)
             squares[start:stop] = scale.squared_norms(g)
         if scale.entries is not None:
             return squares
@@ -176,76 +250,27 @@ class OuterProductGradient(PerExampleGradient):
         return torch.maximum(squares, _CANCELLED**2 * (a * d).sqrt_().sum(1).square_())
 
     def sum_of_squares(self) -> Tensor:
-        if self.inputs.shape[1] == 1:
+        if self.kept is None and self.inputs.shape[1] == 1:
             return self.gradients[:, 0].square().T @ self.inputs[:, 0].square()
         return super().sum_of_squares()
 
     def row_sums_of_squares(self) -> Tensor:
         """Σ_tt' d_tj d_t'j ⟨a_t, a_t'⟩: no gradient is formed."""
+        if self.kept is not None:
+            return super().row_sums_of_squares()
         total = self.gradients.new_zeros(self.gradients.shape[2])
         for a, d in zip(self.inputs, self.gradients, strict=True):
             total += (torch.mm(torch.mm(a, a.T), d) * d).sum(0)
         # Rounding may leave a sum of squares below 0.
         return total.clamp_min_(0.0)
 
-    def weighted_sum(self, weights: Tensor) -> Tensor:
-        a, d = self.inputs, self.gradients
-        w = weights.to(d.dtype)[:, None, None]
+    def weighted_sum_unkept(self, weights: Tensor) -> Tensor:
+        a, d, w = self.inputs, self.gradients, weights[:, None, None]
         if not d.is_contiguous() and d.transpose(0, 1).is_contiguous():
             a, d, w = a.transpose(0, 1), d.transpose(0, 1), w.transpose(0, 1)
         # The smaller one is copied.
         a, d = (a * w, d) if a.shape[2] <= d.shape[2] else (a, d * w)
         return d.reshape(-1, d.shape[2]).T @ a.reshape(-1, a.shape[2])
-
-    def keep_only(self, examples: Tensor) -> None:
-        others = ~examples[:, None, None]
-        self.inputs = self.inputs.masked_fill(others, 0.0)
-        self.gradients = self.gradients.masked_fill(others, 0.0)
-
-
-class RowLookupGradient(PerExampleGradient):
-    """Rows looked up by `index` (b, T), with gradients d (b, T, n); repeated rows are summed."""
-
-    def __init__(
-        self, parameter: Tensor, index: Tensor, gradients: Tensor, ignored: int | None = None
-    ) -> None:
-        super().__init__(parameter, index.shape[0])
-        rows = parameter.shape[0]
-        owners = torch.arange(index.shape[0], device=index.device)[:, None]
-        keys = (owners * rows + index).reshape(-1)
-        flat = accurate(gradients).reshape(-1, gradients.shape[-1])
-        if ignored is not None:
-            kept = index.reshape(-1) != ignored
-            keys, flat = keys[kept], flat[kept]
-        pairs, inverse = torch.unique(keys, return_inverse=True)
-        self.owners, self.rows = pairs // rows, pairs % rows
-        self.gradients = flat.new_zeros(len(pairs), flat.shape[1]).index_add_(0, inverse, flat)
-
-    def squared_norms(self, scale: Scale) -> Tensor:
-        squares = self.gradients.square()
-        if scale.entries is None:
-            of_rows = torch.mv(squares, scale.columns) * scale.rows[self.rows]
-        else:
-            of_rows = (squares * scale.entries[self.rows]).sum(1)
-        return of_rows.new_zeros(self.count).index_add_(0, self.owners, of_rows)
-
-    def weighted_sum(self, weights: Tensor) -> Tensor:
-        return self._sum(self.gradients * weights.to(self.gradients.dtype)[self.owners, None])
-
-    def sum_of_squares(self) -> Tensor:
-        return self._sum(self.gradients.square())
-
-    def _sum(self, values: Tensor) -> Tensor:
-        return values.new_zeros(self.parameter.shape).index_add_(0, self.rows, values)
-
-    def examples(self, start: int, stop: int) -> Tensor:
-        chosen = (self.owners >= start) & (self.owners < stop)
-        dense = self.gradients.new_zeros(stop - start, *self.parameter.shape)
-        dense[self.owners[chosen] - start, self.rows[chosen]] = self.gradients[chosen]
-        return dense
-
-    def keep_only(self, examples: Tensor) -> None:
-        self.gradients = self.gradients.masked_fill(~examples[self.owners, None], 0.0)
 
 
 class SummedGradient(PerExampleGradient):
@@ -274,6 +299,11 @@ class SummedGradient(PerExampleGradient):
     def keep_only(self, examples: Tensor) -> None:
         for term in self.terms:
             term.keep_only(examples)
+
+
+def summed(gradients: Tensor, weights: Tensor) -> Tensor:
+    """Σ_i weights_i g_i of gradients (b, m, n)."""
+    return torch.mv(gradients.flatten(1).T, weights.to(gradients.dtype)).view(gradients.shape[1:])
 
 
 def sums_of_products(products: Tensor) -> tuple[Tensor, Tensor]:

@@ -16,6 +16,11 @@ from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
+from privagrad.torch.guards.structure import leaves_of
+
+INPUTS = (PackedSequence,)
+"""What is an input as a whole, though it has parts."""
+
 CLOSE = 1e-3
 """How far two computations of the same number may differ, relative to the largest of its tensor."""
 
@@ -181,7 +186,7 @@ def magnitudes(tensor: Tensor) -> Tensor:
 
 def count_examples(inputs: Any, batch_first: bool) -> int:
     """The size of the examples' dimension of the first tensor among the inputs."""
-    for leaf in input_leaves(inputs)[0]:
+    for leaf in leaves_of(inputs, INPUTS):
         if isinstance(leaf, PackedSequence):
             return int(leaf.batch_sizes[0])
         if isinstance(leaf, Tensor) and leaf.dim() > 0:
@@ -191,7 +196,7 @@ def count_examples(inputs: Any, batch_first: bool) -> int:
 
 def input_leaves(inputs: Any) -> tuple[list[Any], Any]:
     """The tensors and packed sequences among `inputs`, and the structure they stand in."""
-    return tree_flatten(inputs, is_leaf=lambda x: isinstance(x, PackedSequence))
+    return tree_flatten(inputs, is_leaf=lambda x: isinstance(x, INPUTS))
 
 
 def possible_axes(

@@ -50,8 +50,13 @@ class Cell(ABC):
         """The states after each time."""
 
     @abstractmethod
-    def backward(self, gradients: list[Tensor]) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
-        """The gradients of the gates, twice, and of the states before."""
+    def backward(
+        self, dy: Tensor, dcells: Tensor | None = None
+    ) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
+        """The gradients of the gates, twice, and of the states before.
+
+        `dcells` are the gradients of the second state; None where nothing depends on it.
+        """
 
     def other_gradients(self) -> Gradients:
         """Per-example gradients of parameters other than the two weights and biases."""
@@ -75,8 +80,9 @@ class TanhCell(Cell):
     def slopes(self) -> Tensor:
         return 1 - self.hiddens.square()
 
-    def backward(self, gradients: list[Tensor]) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
-        (dy,) = gradients
+    def backward(
+        self, dy: Tensor, dcells: Tensor | None = None
+    ) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
         w, d = self.weights.hidden.detach(), self.slopes()
         dh = torch.zeros_like(dy[0])
         for t in range(len(dy) - 1, -1, -1):
@@ -117,8 +123,9 @@ class GRUCell(Cell):
             h = torch.lerp(n, h, z, out=self.hiddens[t])
         return (self.hiddens.clone(),)
 
-    def backward(self, gradients: list[Tensor]) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
-        (dy,) = gradients
+    def backward(
+        self, dy: Tensor, dcells: Tensor | None = None
+    ) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
         w = self.weights.hidden.detach()
         size = dy.shape[2]
         r, z, n = self.gates.chunk(3, 2)
@@ -126,9 +133,9 @@ class GRUCell(Cell):
         # Everything that does not wait for later times, at once: of r and z, and of n.
         into = torch.empty_like(self.gates)
         dr, dz, dn = into.chunk(3, 2)
-        torch.mul(1 - z, 1 - n * n, out=dn)
-        torch.mul(dn * self.parts, r * (1 - r), out=dr)
-        torch.mul(earlier - n, z * (1 - z), out=dz)
+        _tanh_slopes(1 - z, n, out=dn)
+        _sigmoid_slopes(dn * self.parts, r, out=dr)
+        _sigmoid_slopes(earlier - n, z, out=dz)
         through = torch.empty_like(into)
         slopes = into.unflatten(2, (3, size))
         dh = torch.zeros_like(dy[0])
@@ -168,23 +175,24 @@ class LSTMCell(Cell):
         self.hiddens = hidden
         return hidden.clone(), self.cells.clone()
 
-    def backward(self, gradients: list[Tensor]) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
-        dy, dcells = gradients
+    def backward(
+        self, dy: Tensor, dcells: Tensor | None = None
+    ) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
         w, project = self.weights.hidden.detach(), self.weights.projection
-        size = dcells.shape[2]
+        size = self.cells.shape[2]
         i, f, g, o = self.gates.chunk(4, 2)
         earlier = torch.cat([self.before[1][None], self.cells[:-1]])
         # Everything that does not wait for later times, at once.
         slopes = torch.empty_like(self.gates)
         parts = slopes.chunk(4, 2)
-        torch.mul(g, i * (1 - i), out=parts[0])
-        torch.mul(earlier, f * (1 - f), out=parts[1])
-        torch.mul(i, 1 - g * g, out=parts[2])
-        torch.mul(self.tanhs, o * (1 - o), out=parts[3])
-        through = o * (1 - self.tanhs.square())
+        _sigmoid_slopes(g, i, out=parts[0])
+        _sigmoid_slopes(earlier, f, out=parts[1])
+        _tanh_slopes(i, g, out=parts[2])
+        _sigmoid_slopes(self.tanhs, o, out=parts[3])
+        through = _tanh_slopes(o, self.tanhs, out=torch.empty_like(self.tanhs))
         dgates = slopes.unflatten(2, (4, size))
         dh = torch.zeros_like(dy[0])
-        dc = torch.zeros_like(dcells[0])
+        dc = torch.zeros_like(self.cells[0])
         if project is not None:
             self.dprojected = torch.empty_like(dy)
         for t in range(len(dy) - 1, -1, -1):
@@ -193,7 +201,8 @@ class LSTMCell(Cell):
             if project is not None:
                 self.dprojected[t] = dh
                 dout = dh @ project.detach()
-            dc += dcells[t]
+            if dcells is not None:
+                dc += dcells[t]
             dc.addcmul_(dout, through[t])
             dgates[t, :, :3] *= dc[:, None]
             dgates[t, :, 3] *= dout
@@ -208,6 +217,16 @@ class LSTMCell(Cell):
                 self.outputs.transpose(0, 1),
                 self.dprojected.transpose(0, 1),
             )
+
+
+def _sigmoid_slopes(factor: Tensor, y: Tensor, out: Tensor) -> Tensor:
+    """factor · σ' where σ is y."""
+    return torch.ops.aten.sigmoid_backward.grad_input(factor, y, grad_input=out)
+
+
+def _tanh_slopes(factor: Tensor, y: Tensor, out: Tensor) -> Tensor:
+    """factor · tanh' where tanh is y."""
+    return torch.ops.aten.tanh_backward.grad_input(factor, y, grad_input=out)
 
 
 CELLS: dict[str, type[Cell]] = {

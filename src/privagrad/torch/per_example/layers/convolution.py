@@ -11,8 +11,8 @@ from torch.nn.grad import conv1d_weight, conv2d_weight, conv3d_weight
 
 from privagrad.torch.per_example.gradients import (
     DenseGradient,
+    FormedGradient,
     Gradients,
-    PerExampleGradient,
     sums_of_products,
 )
 from privagrad.torch.per_example.layers._registry import frozen, layer
@@ -24,9 +24,6 @@ _WINDOWS = 2**20
 
 _GRADIENTS = 2**18
 """Numbers in the gradients that are not kept: they stay close to the processor."""
-
-_SMALL = 2**20
-"""Numbers that may be kept from norms to sums without a thought."""
 
 Convolving = nn.Conv1d | nn.Conv2d | nn.Conv3d
 Transposed = nn.ConvTranspose1d | nn.ConvTranspose2d | nn.ConvTranspose3d
@@ -95,34 +92,22 @@ def _tapped(
     return tape.tap(y, per_example)
 
 
-class ConvolutionGradient(PerExampleGradient):
-    """Windows of inputs (b, r, channels, ...) times gradients of outputs (b, r, m, ...).
-
-    The gradients of all examples are kept, in the place of inputs and gradients, from their norms
-    to their sum where they take about as much memory.
-    """
+class ConvolutionGradient(FormedGradient):
+    """Windows of inputs (b, r, channels, ...) times gradients of outputs (b, r, m, ...)."""
 
     def __init__(
         self, parameter: Tensor, inputs: Tensor, gradients: Tensor, geometry: Geometry
     ) -> None:
-        super().__init__(parameter, inputs.shape[0])
-        kind = torch.promote_types(accurate(inputs).dtype, accurate(gradients).dtype)
-        self.inputs, self.gradients, self.geometry = inputs.to(kind), gradients.to(kind), geometry
-        self.kernel = parameter.shape[2:]
-        self.kept: Tensor | None = None
+        super().__init__(parameter, inputs, gradients)
+        self.geometry, self.kernel = geometry, parameter.shape[2:]
 
     @property
     def steps(self) -> int:
         """How many windows one example has."""
         return self.gradients.shape[1] * self.gradients.shape[3:].numel()
 
-    def examples(self, start: int, stop: int) -> Tensor:
-        if self.kept is not None:
-            return self.kept[start:stop].clone()
-        m, n = self.parameter.shape[0], self.parameter[0].numel()
-        found = self.gradients.new_empty(stop - start, m, n)
+    def form(self, found: Tensor, start: int) -> None:
         self._fill(found, start, self._buffer())
-        return found
 
     def _buffer(self) -> Tensor:
         numbers = self.geometry.groups * self.parameter[0].numel() * self.steps
@@ -175,20 +160,11 @@ class ConvolutionGradient(PerExampleGradient):
             windows.reshape(count * groups, channels * self.kernel.numel(), t),
         )
 
-    def squared_norms(self, scale: Scale) -> Tensor:
+    def squared_norms_unkept(self, scale: Scale) -> Tensor:
         m, n = self.parameter.shape[0], self.parameter[0].numel()
-        if self.kept is None and self._affordable():
-            self.kept = self.examples(0, self.count)
-            self.inputs = self.gradients = self.kept[:0]
-        if self.kept is not None:
-            return super().squared_norms(scale)
         if scale.entries is None and self.geometry.groups == 1 and self.steps * (m + n) < m * n:
             return self._squared_norms_by_gram_matrices(scale)
         return self._squared_norms_in_cache(scale)
-
-    def _affordable(self) -> bool:
-        held = self.inputs.numel() + self.gradients.numel()
-        return self.count * self.width <= max(_SMALL, 2 * held)
 
     def _squared_norms_in_cache(self, scale: Scale) -> Tensor:
         m, n = self.parameter.shape[0], self.parameter[0].numel()
@@ -215,19 +191,8 @@ class ConvolutionGradient(PerExampleGradient):
             parts.append(sums_of_products(products))
         return self.with_exact_small_norms(parts, scale)
 
-    def weighted_sum(self, weights: Tensor) -> Tensor:
-        weights = weights.to(self.gradients.dtype)
-        if self.kept is not None:
-            return torch.tensordot(weights, self.kept, 1)
+    def weighted_sum_unkept(self, weights: Tensor) -> Tensor:
         d = self.gradients * weights.reshape(-1, *[1] * (self.gradients.dim() - 1))
         inputs, shape = self.inputs.flatten(0, 1), self.parameter.shape
         total = _WEIGHT[len(self.kernel)](inputs, shape, d.flatten(0, 1), *self.geometry)
         return total.reshape(self.parameter.shape[0], -1)
-
-    def keep_only(self, examples: Tensor) -> None:
-        if self.kept is not None:
-            self.kept = self.kept.masked_fill(~examples[:, None, None], 0.0)
-            return
-        others = ~examples.reshape(-1, *[1] * (self.inputs.dim() - 1))
-        self.inputs = self.inputs.masked_fill(others, 0.0)
-        self.gradients = self.gradients.masked_fill(others, 0.0)

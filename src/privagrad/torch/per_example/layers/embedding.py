@@ -6,8 +6,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from privagrad.torch.per_example.gradients import Gradients, RowLookupGradient
+from privagrad.torch.per_example.gradients import Gradients
 from privagrad.torch.per_example.layers._registry import layer
+from privagrad.torch.per_example.row_lookups import RowLookupGradient
 from privagrad.torch.per_example.tape import SavedInput, Tape
 from privagrad.torch.scales import accurate
 

@@ -111,19 +111,14 @@ class _Run(torch.autograd.Function):
         ctx.tape, ctx.cell, ctx.count = tape, cell, tape.count
         ctx.save_for_backward(x)
         ctx.set_materialize_grads(False)
-        states = cell.forward(gates)
-        ctx.shapes = [(s.shape, s.dtype, s.device) for s in states]
-        return states
+        return cell.forward(gates)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor | None) -> Any:
+    def backward(ctx: Any, dy: Tensor | None, *others: Tensor | None) -> Any:
         cell: Cell = ctx.cell
         (x,) = ctx.saved_tensors
-        filled = [
-            torch.zeros(shape, dtype=dtype, device=device) if g is None else g
-            for g, (shape, dtype, device) in zip(gradients, ctx.shapes, strict=True)
-        ]
-        into, through, start = cell.backward(filled)
+        dy = torch.zeros_like(cell.hiddens) if dy is None else dy
+        into, through, start = cell.backward(dy, *others)
 
         def per_example(_: Tensor) -> Gradients:
             w, tape = cell.weights, ctx.tape
