@@ -56,9 +56,9 @@ class LinearOutput:
                 return None
             node = node.next_functions[0][0]
         call = getattr(node, "call", None)
-        if not isinstance(call, LinearCall) or leaf is None or not call.unchanged:
+        if not isinstance(call, LinearCall) or leaf is None or not call.returned(view):
             return None
-        if view._version or _memory(view) in tape.watched or view.dim() < 2:
+        if _memory(view) in tape.watched or view.dim() < 2:
             return None
         classes = call.layer.classes
         rows = call.x.shape[:-1].numel()

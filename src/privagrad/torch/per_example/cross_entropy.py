@@ -272,17 +272,24 @@ class PlainLoss(torch.autograd.Function):
 
 
 class LinearCall:
-    """One call of a linear layer in a private forward pass."""
+    """One call of a linear layer in a private forward pass; `returned` once it has returned."""
 
     def __init__(self, tape: Tape, layer: Linear, x: Tensor, examples: Arrange) -> None:
         # A view: whatever the module does to x afterwards, gradients go the way of the layer's own.
         self.x, self.layer = x.view_as(x), layer
         self._tape, self._count = tape, tape.count
         self._saved, self._examples = SavedInput(x), examples
+        self._logits: tuple[int, int] | None = None
 
-    @property
-    def unchanged(self) -> bool:
-        return self._saved.unchanged and self.layer.unchanged
+    def returning(self, logits: Tensor) -> LinearCall:
+        """The call that has made `logits`."""
+        self._logits = _memory_of(logits)
+        return self
+
+    def returned(self, view: Tensor) -> bool:
+        """Whether `view` is in the memory of the logits, and nothing has been changed since."""
+        same = _memory_of(view) == self._logits
+        return same and self._saved.unchanged and self.layer.unchanged
 
     def hand_over(self, criterion: CrossEntropy, rows: Rows, factors: Tensor) -> None:
         """Tell the tape of the gradients of the layer's parameters."""
@@ -301,6 +308,11 @@ class LinearCall:
             return source.gradients()
 
         self._tape.receive(self._count, per_example, factors)
+
+
+def _memory_of(tensor: Tensor) -> tuple[int, int]:
+    """Where a tensor is, and how often that has been changed in place."""
+    return tensor.untyped_storage().data_ptr(), tensor._version
 
 
 def full_gradient(layer: Linear, criterion: CrossEntropy, rows: Rows, factors: Tensor) -> Tensor:

@@ -36,5 +36,5 @@ def projected(
             yield DenseGradient(bias, d.sum(1), part)
 
     whole = part == ALL and y.is_contiguous()
-    call = LinearCall(tape, Linear(weight, bias), x, examples) if whole else None
+    call = LinearCall(tape, Linear(weight, bias), x, examples).returning(y) if whole else None
     return tape.tap(y, per_example, call)
