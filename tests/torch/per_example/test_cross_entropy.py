@@ -58,7 +58,7 @@ def words(ignored: bool = False) -> tuple[Tensor, Tensor]:
 def fused(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """All losses are computed two rows at a time; lists the ways that their gradients went."""
     ways: list[str] = []
-    backward, full = cross_entropy.LinearCall.hand_over, linear_losses.full_gradient
+    backward, full = cross_entropy.LinearCall.hand_over, cross_entropy.full_gradient
 
     def hand_over(*given: Any) -> None:
         ways.append("chunks")

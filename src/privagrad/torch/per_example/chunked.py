@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from privagrad.torch.per_example.gradients import ALL, PerExampleGradient
+from privagrad.torch.per_example.gradients import ALL, OuterProductGradient, PerExampleGradient
 from privagrad.torch.scales import Scale
 
 Named = tuple[str, PerExampleGradient]
@@ -65,7 +65,12 @@ class ChunkedGradient(PerExampleGradient):
         return torch.cat([part.squared_norms(scale) for _, part in self._parts()])
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
-        return _total(part.weighted_sum(weights[examples]) for examples, part in self._parts())
+        parts = self._parts()
+        examples, first = next(parts)
+        total = first.weighted_sum(weights[examples])
+        for examples, part in parts:
+            part.add_weighted_sum(weights[examples], total)
+        return total
 
     def sum_of_squares(self) -> Tensor:
         return _total(part.sum_of_squares() for _, part in self._parts())
@@ -146,13 +151,52 @@ def _add_chunk(
 
     `others` are the squared norms of the examples' other gradients.
     """
+    formed = [place for place, own in enumerate(gradients) if _is_formed(*own)][-1:]
     squares = others
-    for scale, gradient in gradients:
-        squares = squares + gradient.squared_norms(scale)
+    for place, (scale, gradient) in enumerate(gradients):
+        if place not in formed:
+            squares = squares + gradient.squared_norms(scale)
     weights, finite = bound.weights(squares)
+    for place in formed:
+        scale, gradient = gradients[place]
+        assert isinstance(gradient, OuterProductGradient)
+        if place not in sums:
+            sums[place] = torch.zeros_like(gradient.parameter, dtype=gradient.inputs.dtype)
+        weights, finite = _add_formed(gradient, scale, squares, bound, sums[place])
     for place, (_, gradient) in enumerate(gradients):
+        if place in formed:
+            continue
         if not bool(finite.all()):
             gradient.keep_only(finite)
-        total = gradient.weighted_sum(weights)
-        sums[place] = sums[place].add_(total) if place in sums else total
+        if place in sums:
+            gradient.add_weighted_sum(weights, sums[place])
+        else:
+            sums[place] = gradient.weighted_sum(weights)
+    return weights, finite
+
+
+def _is_formed(scale: Scale, gradient: PerExampleGradient) -> bool:
+    """Whether the norm needs the gradient itself, which then may as well be added."""
+    return (
+        isinstance(gradient, OuterProductGradient)
+        and scale.entries is not None
+        and scale.entries.dtype == gradient.inputs.dtype
+        and gradient.inputs.device.type == "cpu"
+        and gradient.inputs.shape[1] > 1
+    )
+
+
+def _add_formed(
+    gradient: OuterProductGradient, scale: Scale, others: Tensor, bound: Bound, total: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Form the gradients one by one, in cache, and add each of them, bounded, to `total`."""
+    g = torch.empty_like(total)
+    found = []
+    for i in range(gradient.count):
+        torch.mm(gradient.gradients[i].T, gradient.inputs[i], out=g)
+        weight, finite = bound.weights(others[i : i + 1] + scale.squared_norms(g[None]))
+        if bool(finite):
+            total.add_(g, alpha=float(weight))
+        found.append((weight, finite))
+    weights, finite = (torch.cat(part) for part in zip(*found, strict=True))
     return weights, finite

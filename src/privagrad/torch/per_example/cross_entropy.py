@@ -32,7 +32,7 @@ from privagrad.torch.per_example.gradients import (
 from privagrad.torch.per_example.tape import Arrange, SavedInput, Tape
 from privagrad.torch.scales import accurate
 
-_CACHED = 2**20
+_CACHED = 2**21
 """Logits that are formed at a time."""
 
 _TINY = 1e-30
