@@ -17,6 +17,7 @@ from privagrad.privacy.bounded import Part, Share
 from privagrad.privacy.mechanism import GaussianSum
 from privagrad.privacy.noise import RandomSource
 from privagrad.torch.ellipsoids import TrainingEllipsoid
+from privagrad.torch.per_example.chunked import Bound, bounded_sums
 from privagrad.torch.per_example.gradients import PerExampleGradient
 from privagrad.torch.per_example.tape import Tape
 from privagrad.torch.processes import Processes
@@ -207,25 +208,16 @@ class PrivateOptimizer(Optimizer):
         if self.observe is not None:
             self.observe(count, gradients, factor)
         all_parts = [(name, part) for name, parts in gradients.items() for part in parts]
-        squares = sum(g.squared_norms(self.scales[name].part(g.part)) for name, g in all_parts)
-        assert isinstance(squares, Tensor)
-        norms = factor * squares.sqrt()
-        weights = factor * (radius / norms).clamp(max=1.0)
-        finite = norms.isfinite()
-        if not bool(finite.all()):
-            self.non_finite += int((~finite).sum())
-            weights = torch.where(finite, weights, 0.0)
-            for _, gradient in all_parts:
-                gradient.keep_only(finite)
-        for name, gradient in all_parts:
-            total = gradient.weighted_sum(weights)
+        totals, non_finite = bounded_sums(all_parts, self.scales, Bound(radius, factor))
+        self.non_finite += non_finite
+        for name, part, total in totals:
             if name not in self._sums:
                 shape = as_matrix(self.tape.parameters[name]).shape
                 if total.shape == shape:
                     self._sums[name] = total
                     continue
                 self._sums[name] = torch.zeros(shape, dtype=total.dtype, device=total.device)
-            self._sums[name][gradient.part] += total
+            self._sums[name][part] += total
 
     def _release(self) -> None:
         noise, radius, divisor = self._terms()

@@ -69,7 +69,7 @@ class BatchTracer:
     ) -> Any:
         """The module's outputs, traced; `alone` are those of some examples without padding."""
         places = itertools.count()
-        losses = [loss for loss, _ in current.losses]
+        losses = [loss() for loss, _ in current.losses]
 
         def traced(tensor: Tensor) -> Tensor:
             place = next(places)
@@ -167,14 +167,18 @@ class _Receipt(torch.autograd.Function):
     """The identity, which keeps the gradient of an output where it is wanted."""
 
     @staticmethod
-    def forward(ctx: Any, tensor: Tensor, node: Output) -> Tensor:
-        ctx.node = node
+    def forward(ctx: Any, tensor: Tensor, leaf: Output) -> Tensor:
+        ctx.leaf = leaf
+        ctx.set_materialize_grads(False)
         return tensor.detach()
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        if ctx.node.wanted:
-            ctx.node.received = gradient.detach()
+    def backward(ctx: Any, gradient: Tensor | None) -> tuple[Tensor | None, None]:
+        leaf = ctx.leaf
+        if gradient is not None and leaf.wanted and leaf.layout is not None:
+            parts = leaf.layout.split(gradient.detach(), leaf.count)
+            for example in leaf.wanted:
+                leaf.receive(example, parts[example].clone())
         return gradient, None
 
 

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from privagrad.torch.guards.batch_tracer import BatchTracer
@@ -22,6 +23,7 @@ from privagrad.torch.guards.constants import (
     KnownConstants,
     refuse_unknown_constant,
 )
+from privagrad.torch.guards.linear_losses import LinearOutput
 from privagrad.torch.guards.loss_check import ExpectedGradients, LossCheck, refuse_moving_rows
 from privagrad.torch.guards.random_functions import is_random
 from privagrad.torch.guards.refusals import ADVICE, UnverifiedError
@@ -60,8 +62,8 @@ class LossGuard(BatchTracer):
         return LossGuard(Tape({}), False)
 
     @contextmanager
-    def backward_of(self, loss: TracedTensor) -> Iterator[None]:
-        """The backward pass of a loss, which has been checked."""
+    def backward_of(self, loss: TracedTensor, whole: bool = True) -> Iterator[None]:
+        """The backward pass of a loss, which has been checked; not `whole` for some inputs only."""
         self._expected: list[ExpectedGradients] = []
         with torch._C.DisableTorchFunctionSubclass():
             if self.verify:
@@ -72,13 +74,16 @@ class LossGuard(BatchTracer):
                 self._expected.clear()
             # Let go of everything the loss was computed from.
             self.step_done()
-        for leaf, _, _ in itertools.chain(*self._expected):
-            leaf.wanted, leaf.received = True, None
-        self.tape.loss_seen = True
+            for step in steps:
+                if isinstance(step, Output) and not step.needed:
+                    step.let_go()
+        for leaf, example, _ in itertools.chain(*self._expected):
+            leaf.want(example)
+        self.tape.loss_seen, self.tape.whole_backward = True, whole
         try:
             yield
         finally:
-            self.tape.loss_seen = False
+            self.tape.loss_seen = self.tape.whole_backward = False
         self._refuse_other_gradients()
 
     def _refuse_other_gradients(self) -> None:
@@ -88,8 +93,7 @@ class LossGuard(BatchTracer):
             if all(
                 leaf.layout is not None
                 and close_gradients(
-                    leaf.layout.split(_received(leaf), leaf.count)[example]
-                    * (leaf.count if factor else 1),
+                    leaf.received(example) * (leaf.count if factor else 1),
                     leaf.layout.split(exact, 1)[0],
                 )
                 for leaf, example, exact in candidate
@@ -159,6 +163,15 @@ class LossGuard(BatchTracer):
     def _holds_batch(self, value: Any) -> bool:
         inner = leaves_of(value)
         return any(isinstance(x, _OF_BATCH) for x in inner) or any(map(self.was_written, inner))
+
+    def watch(self, tensor: Tensor) -> None:
+        """Someone looks at the gradient of a tensor, or at its memory."""
+        self.tape.watch(tensor)
+
+    def cross_entropy_of(self, logits: Tensor) -> Callable[..., Tensor]:
+        """F.cross_entropy, or what does the same for the output of a linear layer."""
+        output = LinearOutput.seen_in(logits, self.tape)
+        return F.cross_entropy if output is None else output.cross_entropy
 
     def check_rows(self, tensors: list[TracedTensor]) -> None:
         """Refuse values for a criterion whose rows hold something of other examples."""
@@ -259,10 +272,6 @@ def _refuse_several_batches(tensors: Sequence[Tensor], what: str) -> None:
             f"Expected {what} of one batch, found several: a row that is in two of them would "
             f"count twice. {ADVICE}"
         )
-
-
-def _received(leaf: Output) -> Tensor:
-    return torch.zeros_like(leaf.values) if leaf.received is None else leaf.received
 
 
 def _telling(value: Any) -> bool:

@@ -67,11 +67,12 @@ class LossCheck:
                     if not found:
                         refuse_padding(trace, view)
                         return [alone_gradients(trace, view)]
+                # Without its traceback, which would keep the values of the trace in memory.
                 except UnverifiedError as error:
-                    problem = error
+                    problem = error.with_traceback(None)
                     continue
                 except BROKEN as error:
-                    problem = problem or error
+                    problem = problem or error.with_traceback(None)
                     continue
                 if not isinstance(problem, UnverifiedError):
                     problem = UnverifiedError(

@@ -34,14 +34,21 @@ def _of_examples(func: Any, *args: Any, **kwargs: Any) -> tuple[Tensor, Any]:
     options: dict[str, Any] = {"ignore_index": -100, **given}
     guard, node = getattr(input, "guard", None), getattr(input, "node", None)
 
+    loss_of = func
+
     def as_pytorch() -> tuple[Tensor, None]:
         with torch._C.DisableTorchFunctionSubclass():
-            loss: Tensor = func(input, target, weight, reduction=reduction, **options)
+            loss: Tensor = loss_of(input, target, weight, reduction=reduction, **options)
             return loss.as_subclass(type(input)), None
 
-    if reduction != "mean" or not input.requires_grad or guard is None or node is None:
+    if not input.requires_grad or guard is None or node is None:
         return as_pytorch()
     if target.is_floating_point() or not target.numel():
+        return as_pytorch()
+    if func is F.cross_entropy and torch.is_grad_enabled():
+        with torch._C.DisableTorchFunctionSubclass():
+            loss_of = guard.cross_entropy_of(input)
+    if reduction != "mean":
         return as_pytorch()
     with torch._C.DisableTorchFunctionSubclass():
         counted = target != options["ignore_index"]
@@ -63,7 +70,7 @@ def _of_examples(func: Any, *args: Any, **kwargs: Any) -> tuple[Tensor, Any]:
         if not uneven and rows_stay_whole(node, tuple(input.shape)):
             # As many rows for each example: PyTorch's mean is the same, and faster.
             return as_pytorch()[0], made
-        losses, loss = own_means(func, input, target, weight, owners, options)
+        losses, loss = own_means(loss_of, input, target, weight, owners, options)
         weights = counted if weight is None else counted * weight[target * counted]
         shown = losses.detach().sum() / weights.sum()
         loss = loss + (shown - loss).detach()

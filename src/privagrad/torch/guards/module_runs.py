@@ -159,7 +159,7 @@ def _weight(leaf: Tensor, drawn: Tensor, layout: Layout | None, tape: Tape) -> W
     if layout is not None:
         return lambda position, like: layout.split(drawn, count)[position].reshape(like.shape)
     for loss, reduction in tape.current.losses:
-        if loss is leaf:
+        if loss() is leaf:
             share = drawn / count if reduction == "mean" else drawn
             return lambda position, like: share
     return None

@@ -14,6 +14,7 @@ from torch.overrides import TorchFunctionMode
 
 from privagrad.torch.guards.random_functions import DRAWS, RandomDraws
 from privagrad.torch.guards.structure import modules_of
+from privagrad.torch.guards.traced import WATCHES
 
 _QUIET = frozenset({"__get__", "size", "dim", "__len__", "numel", "_set_grad_enabled"})
 _READS = frozenset({"item", "tolist", "__bool__", "__float__", "__int__", "__index__", "numpy"})
@@ -44,7 +45,8 @@ class Recorder(TorchFunctionMode):
     the calls in which numbers out of the data say which row goes where; `packed` are the lengths of
     packed sequences, whose rows cannot be told apart by example; `reads` says that Python has seen
     numbers out of the data, on which it may decide what to compute; `drawn` are random numbers, on
-    which it may decide as well. What happens inside of a layer is not noted; with `quiet`, no other
+    which it may decide as well; `watched` is the memory of tensors whose gradient someone looks at.
+    What happens inside of a layer is not noted; with `quiet`, no other
     function mode sees it either.
     """
 
@@ -54,6 +56,7 @@ class Recorder(TorchFunctionMode):
         self.moves: list[RowMove] = []
         self.packed: set[int] = set()
         self.reads = False
+        self.watched: set[int] = set()
         self.drawn = RandomDraws()
         self._calls: list[Any] = []
         self._inside = self._sorted = False
@@ -86,6 +89,8 @@ class Recorder(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
+        if func in WATCHES:
+            self.watched.add(args[0].untyped_storage().data_ptr())
         name = getattr(func, "__name__", "") or str(func)
         if name not in _QUIET and not self._inside:
             given = (*args, *kwargs.values()) if kwargs else args

@@ -75,15 +75,40 @@ class Leaf(TraceNode):
 
 
 class Output(Leaf):
-    """An output of the private module; with `wanted`, it keeps the gradient that it receives.
+    """An output of the private module; of the examples that are `wanted` it keeps the gradients.
 
     `batch` is the number of the batch that it was computed from; None where that is unknown.
+    `needed` is whether the backward pass needs the values.
     """
 
     of_outputs = True
-    wanted = False
-    received: Tensor | None = None
+    needed = True
     batch: int | None = None
+
+    def __init__(self, values: Tensor, count: int, layout: Layout | None, graded: bool) -> None:
+        super().__init__(values, count, layout, graded)
+        self.wanted: frozenset[int] = frozenset()
+        self._received: dict[int, Tensor] = {}
+
+    def want(self, example: int) -> None:
+        """Keep what the backward pass brings for an example."""
+        self.wanted |= {example}
+
+    def receive(self, example: int, gradient: Tensor) -> None:
+        """A gradient of an example's values; those that come by several ways add up."""
+        if example in self._received:
+            gradient = self._received[example] + gradient
+        self._received[example] = gradient
+
+    def received(self, example: int) -> Tensor:
+        assert self.layout is not None
+        nothing = torch.zeros_like(self.layout.split(self.values, self.count)[example])
+        return self._received.get(example, nothing)
+
+    def let_go(self) -> None:
+        """Forget the values, but for their shape: what is computed from them now is stale."""
+        self.values = self.values.new_zeros(()).expand(self.values.shape)
+        self.forget()
 
 
 class SeparateLoss(Leaf):

@@ -61,6 +61,8 @@ class TracedTensor(torch.Tensor):
             return super().__torch_function__(func, types, args, kwargs)
         with torch._C.DisableTorchFunctionSubclass():
             call = _Call(func, args, kwargs)
+            if func in WATCHES and call.guard is not None:
+                call.guard.watch(args[0])
         made: tuple[Any, ...] | None = None
         if func in MEANS and call.guard is not None:
             result, made = MEANS[func](func, *args, **kwargs)
@@ -119,6 +121,15 @@ class _Call:
         return result
 
 
+WATCHES: set[Any] = {
+    Tensor.register_hook,
+    Tensor.retain_grad,
+    vars(torch._C.TensorBase)["grad_fn"].__get__,
+    vars(torch._C.TensorBase)["data"].__get__,
+    vars(torch._C.TensorBase)["data"].__set__,
+}
+"""Functions after which a tensor needs its own gradient, or may change without notice."""
+
 _SILENT = {Tensor.requires_grad.__get__}  # type: ignore[attr-defined]
 _SQUEEZES = {Tensor.squeeze, torch.squeeze}
 _MARKED = {Tensor.item, Tensor.tolist}
@@ -172,13 +183,15 @@ def _version(value: Any) -> int:
 def _backward(loss: Any, *args: Any, **kwargs: Any) -> None:
     """The backward pass of a traced loss, which is checked before."""
     guard = getattr(loss, "guard", None)
-    given = [*args[:1], kwargs.get("gradient"), kwargs.get("inputs")]
+    inputs = [*args[3:], kwargs.get("inputs")]
+    given = [*args[:1], kwargs.get("gradient"), *inputs]
     if guard is not None and guard.verify and any(x is not None for x in given):
         raise RuntimeError(
             "Expected loss.backward() of a loss that is one number, found backward(gradient=...) "
             "or backward(inputs=...): multiply the loss instead."
         )
-    checked = nullcontext() if guard is None else guard.backward_of(loss)
+    whole = all(x is None for x in inputs)
+    checked = nullcontext() if guard is None else guard.backward_of(loss, whole)
     with checked, torch._C.DisableTorchFunctionSubclass():
         Tensor.backward(loss, *args, **kwargs)
 

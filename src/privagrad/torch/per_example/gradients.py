@@ -46,6 +46,10 @@ class PerExampleGradient(ABC):
     def weighted_sum(self, weights: Tensor) -> Tensor:
         """Σ_i weights_i g_i, (m, n)."""
 
+    def add_weighted_sum(self, weights: Tensor, total: Tensor) -> None:
+        """Add Σ_i weights_i g_i to `total`, (m, n)."""
+        total += self.weighted_sum(weights)
+
     @abstractmethod
     def keep_only(self, examples: Tensor) -> None:
         """Set the gradients of all other examples to 0, whatever they hold."""
@@ -265,12 +269,24 @@ class OuterProductGradient(FormedGradient):
         return total.clamp_min_(0.0)
 
     def weighted_sum_unkept(self, weights: Tensor) -> Tensor:
+        a, d = self._weighted_factors(weights)
+        return d.T @ a
+
+    def add_weighted_sum(self, weights: Tensor, total: Tensor) -> None:
+        if self.kept is not None:
+            super().add_weighted_sum(weights, total)
+            return
+        a, d = self._weighted_factors(weights.to(self.gradients.dtype))
+        total.addmm_(d.T, a)
+
+    def _weighted_factors(self, weights: Tensor) -> tuple[Tensor, Tensor]:
+        """Inputs and output gradients of all rows, one of them weighted: dᵀ a is the sum."""
         a, d, w = self.inputs, self.gradients, weights[:, None, None]
         if not d.is_contiguous() and d.transpose(0, 1).is_contiguous():
             a, d, w = a.transpose(0, 1), d.transpose(0, 1), w.transpose(0, 1)
         # The smaller one is copied.
         a, d = (a * w, d) if a.shape[2] <= d.shape[2] else (a, d * w)
-        return d.reshape(-1, d.shape[2]).T @ a.reshape(-1, a.shape[2])
+        return a.reshape(-1, a.shape[2]), d.reshape(-1, d.shape[2])
 
 
 class SummedGradient(PerExampleGradient):

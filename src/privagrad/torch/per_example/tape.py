@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -26,13 +27,14 @@ class ForwardPass:
 
     Layouts may become known after the pass; what layers have used before is noted in `early`.
     `losses` are those that layers have made of each example's own terms, with their reduction.
+    They are weak: a loss refers to its layers, and these to the pass.
     """
 
     count: int
     layouts: dict[object, Layout | None]
     open: bool = True
     early: dict[object, Layout | None] = field(default_factory=dict)
-    losses: list[tuple[Tensor, str]] = field(default_factory=list)
+    losses: list[tuple[weakref.ref[Tensor], str]] = field(default_factory=list)
 
     @property
     def guessed_wrong(self) -> bool:
@@ -60,7 +62,8 @@ class Tape:
         self.layers_entered = 0
         self.drawn: int | None = None
         self.observed: list[ObservedTensor] | None = None
-        self.guarded = self.loss_seen = False
+        self.guarded = self.loss_seen = self.whole_backward = False
+        self.watched: set[int] = set()
         self.recorder: Any = None
         self.current = ForwardPass(0, {})
         self._names = {id(parameter): name for name, parameter in parameters.items()}
@@ -96,6 +99,7 @@ class Tape:
                 yield self.current
         finally:
             self.open = self.current.open = False
+            self.watched |= getattr(recorder, "watched", set())
             self.recorder = None
 
     @contextmanager
@@ -162,13 +166,20 @@ class Tape:
 
         return arrange
 
-    def tap(self, output: Tensor, per_example: GradientsOf) -> Tensor:
-        """`output`; the backward pass will hand its gradient to `per_example`."""
+    def tap(self, output: Tensor, per_example: GradientsOf, call: object = None) -> Tensor:
+        """`output`; the backward pass will hand its gradient to `per_example`.
+
+        `call` is the call of the layer, for losses that go back to it without this gradient.
+        """
         if not torch.is_grad_enabled() or not self.open:
             return output
         root = torch.ones((), requires_grad=True)
-        tapped: Tensor = _Tap.apply(root, output, self, self.count, per_example)
+        tapped: Tensor = _Tap.apply(root, output, self, self.count, per_example, call)
         return tapped
+
+    def watch(self, tensor: Tensor) -> None:
+        """Someone looks at the gradient of a tensor, or at its memory: it must have both."""
+        self.watched.add(tensor.untyped_storage().data_ptr())
 
     def receive(self, count: int, per_example: GradientsOf, gradient: Tensor) -> None:
         """Take what a backward pass brings for a forward pass of `count` examples."""
@@ -233,6 +244,7 @@ class Tape:
             by_name.setdefault(self._names[id(gradient.parameter)], []).append(gradient)
         count = self._examples
         self.forget()
+        self.watched.clear()
         return count, {name: without_overlap(own) for name, own in by_name.items()}
 
 
@@ -242,8 +254,12 @@ class SavedInput:
     def __init__(self, tensor: Tensor) -> None:
         self._tensor, self._version = tensor.detach(), tensor._version
 
+    @property
+    def unchanged(self) -> bool:
+        return self._tensor._version == self._version
+
     def __call__(self) -> Tensor:
-        if self._tensor._version != self._version:
+        if not self.unchanged:
             raise RuntimeError(
                 f"Expected the input of a layer, of shape {tuple(self._tensor.shape)}, to stay as "
                 "it was until backward(), found it changed in place. Use the operation that "
@@ -261,12 +277,23 @@ class _Tap(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, root: Tensor, output: Tensor, tape: Tape, count: int, per_example: GradientsOf
+        ctx: Any,
+        root: Tensor,
+        output: Tensor,
+        tape: Tape,
+        count: int,
+        per_example: GradientsOf,
+        call: object,
     ) -> Tensor:
-        ctx.tape, ctx.count, ctx.per_example = tape, count, per_example
+        ctx.tape, ctx.count, ctx.per_example, ctx.call = tape, count, per_example, call
+        ctx.set_materialize_grads(False)
         return output.detach()
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Any:
+    def backward(ctx: Any, gradient: Tensor | None) -> Any:
+        if gradient is None:
+            # Everything has gone another way.
+            ctx.tape.receive(ctx.count, lambda _: (), torch.empty(0))
+            return None, None, None, None, None, None
         ctx.tape.receive(ctx.count, ctx.per_example, gradient.detach())
-        return None, gradient if ctx.needs_input_grad[1] else None, None, None, None
+        return None, gradient if ctx.needs_input_grad[1] else None, None, None, None, None

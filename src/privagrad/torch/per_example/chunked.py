@@ -1,0 +1,202 @@
+"""Gradients that are computed a few examples at a time, and the sums of bounded gradients.
+
+The records of some layers take less memory than the gradients of their outputs. These gradients are
+then formed for a few examples, used while they are in cache, and dropped.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from privagrad.torch.per_example.gradients import ALL, OuterProductGradient, PerExampleGradient
+from privagrad.torch.scales import Scale
+
+Named = tuple[str, PerExampleGradient]
+
+
+class ChunkedGradients(ABC):
+    """The gradients of b examples with respect to several parameters, some examples at a time."""
+
+    def __init__(self, parameters: Sequence[Tensor], examples: int, chunk_size: int) -> None:
+        self.parameters, self.count, self.chunk_size = parameters, examples, chunk_size
+
+    @abstractmethod
+    def chunk(self, examples: slice) -> list[PerExampleGradient]:
+        """The gradients of some examples, one for each of the parameters."""
+
+    @abstractmethod
+    def keep_only(self, examples: Tensor) -> None:
+        """Set the gradients of all other examples to 0, whatever they hold."""
+
+    def chunks(self) -> Iterator[tuple[slice, list[PerExampleGradient]]]:
+        for start in range(0, self.count, self.chunk_size):
+            examples = slice(start, min(start + self.chunk_size, self.count))
+            yield examples, self.chunk(examples)
+
+    def gradients(self) -> Iterator[PerExampleGradient]:
+        """The gradients of each parameter by itself."""
+        for place, parameter in enumerate(self.parameters):
+            yield ChunkedGradient(parameter, self, place)
+
+
+class ChunkedGradient(PerExampleGradient):
+    """One parameter's part of `source`."""
+
+    def __init__(self, parameter: Tensor, source: ChunkedGradients, place: int) -> None:
+        super().__init__(parameter, source.count)
+        self.source, self.place = source, place
+
+    def _parts(self) -> Iterator[tuple[slice, PerExampleGradient]]:
+        for examples, gradients in self.source.chunks():
+            yield examples, gradients[self.place]
+
+    def examples(self, start: int, stop: int) -> Tensor:
+        return self.source.chunk(slice(start, stop))[self.place].examples(0, stop - start)
+
+    def exact_example(self, i: int) -> Tensor:
+        return self.source.chunk(slice(i, i + 1))[self.place].exact_example(0)
+
+    def squared_norms(self, scale: Scale) -> Tensor:
+        return torch.cat([part.squared_norms(scale) for _, part in self._parts()])
+
+    def weighted_sum(self, weights: Tensor) -> Tensor:
+        parts = self._parts()
+        examples, first = next(parts)
+        total = first.weighted_sum(weights[examples])
+        for examples, part in parts:
+            part.add_weighted_sum(weights[examples], total)
+        return total
+
+    def sum_of_squares(self) -> Tensor:
+        return _total(part.sum_of_squares() for _, part in self._parts())
+
+    def row_sums_of_squares(self) -> Tensor:
+        return _total(part.row_sums_of_squares() for _, part in self._parts())
+
+    def keep_only(self, examples: Tensor) -> None:
+        self.source.keep_only(examples)
+
+
+def _total(parts: Iterator[Tensor]) -> Tensor:
+    total = next(parts)
+    for part in parts:
+        total += part
+    return total
+
+
+@dataclass(frozen=True)
+class Bound:
+    """Gradients are bounded to norm `radius` after multiplication with `factor`."""
+
+    radius: float
+    factor: float
+
+    def weights(self, squares: Tensor) -> tuple[Tensor, Tensor]:
+        """What gradients of these squared norms are multiplied with, and which norms are finite.
+
+        The weights of the others are 0.
+        """
+        norms = self.factor * squares.sqrt()
+        finite = norms.isfinite()
+        weights = self.factor * (self.radius / norms).clamp(max=1.0)
+        return torch.where(finite, weights, 0.0), finite
+
+
+def bounded_sums(
+    gradients: Sequence[Named], scales: dict[str, Scale], bound: Bound
+) -> tuple[list[tuple[str, slice, Tensor]], int]:
+    """Σ_i w_i g_i of each of the gradients, and how many examples have norms that are not finite.
+
+    An example's norm is that of all its gradients together, so all norms come before all sums.
+    Gradients that are computed in chunks are the exception: once all other norms are known, the
+    weights of a chunk's examples follow from the chunk itself, and one pass gives norms and sums.
+    """
+    last = next((g.source for _, g in reversed(gradients) if isinstance(g, ChunkedGradient)), None)
+    joint = [(n, g) for n, g in gradients if isinstance(g, ChunkedGradient) and g.source is last]
+    others = [named for named in gradients if named not in joint]
+    squares = torch.zeros(())
+    for name, gradient in others:
+        squares = squares + gradient.squared_norms(scales[name].part(gradient.part))
+    totals: list[tuple[str, slice, Tensor]] = []
+    if last is None:
+        weights, finite = bound.weights(squares)
+    else:
+        squares = squares.expand(last.count)
+        parts: list[tuple[Tensor, Tensor]] = []
+        sums: dict[int, Tensor] = {}
+        for examples, chunk in last.chunks():
+            own = [(scales[name], chunk[g.place]) for name, g in joint]
+            parts.append(_add_chunk(own, squares[examples], bound, sums))
+        weights, finite = (torch.cat(part) for part in zip(*parts, strict=True))
+        totals += [(name, ALL, sums[place]) for place, (name, _) in enumerate(joint)]
+    if not bool(finite.all()):
+        for _, gradient in others:
+            gradient.keep_only(finite)
+    totals += [(name, g.part, g.weighted_sum(weights)) for name, g in others]
+    return totals, int((~finite).sum())
+
+
+def _add_chunk(
+    gradients: Sequence[tuple[Scale, PerExampleGradient]],
+    others: Tensor,
+    bound: Bound,
+    sums: dict[int, Tensor],
+) -> tuple[Tensor, Tensor]:
+    """Add the bounded gradients of a chunk to `sums`, by place; returns `Bound.weights`.
+
+    `others` are the squared norms of the examples' other gradients.
+    """
+    formed = [place for place, own in enumerate(gradients) if _is_formed(*own)][-1:]
+    squares = others
+    for place, (scale, gradient) in enumerate(gradients):
+        if place not in formed:
+            squares = squares + gradient.squared_norms(scale)
+    weights, finite = bound.weights(squares)
+    for place in formed:
+        scale, gradient = gradients[place]
+        assert isinstance(gradient, OuterProductGradient)
+        if place not in sums:
+            sums[place] = torch.zeros_like(gradient.parameter, dtype=gradient.inputs.dtype)
+        weights, finite = _add_formed(gradient, scale, squares, bound, sums[place])
+    for place, (_, gradient) in enumerate(gradients):
+        if place in formed:
+            continue
+        if not bool(finite.all()):
+            gradient.keep_only(finite)
+        if place in sums:
+            gradient.add_weighted_sum(weights, sums[place])
+        else:
+            sums[place] = gradient.weighted_sum(weights)
+    return weights, finite
+
+
+def _is_formed(scale: Scale, gradient: PerExampleGradient) -> bool:
+    """Whether the norm needs the gradient itself, which then may as well be added."""
+    return (
+        isinstance(gradient, OuterProductGradient)
+        and scale.entries is not None
+        and scale.entries.dtype == gradient.inputs.dtype
+        and gradient.inputs.device.type == "cpu"
+        and gradient.inputs.shape[1] > 1
+    )
+
+
+def _add_formed(
+    gradient: OuterProductGradient, scale: Scale, others: Tensor, bound: Bound, total: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Form the gradients one by one, in cache, and add each of them, bounded, to `total`."""
+    g = torch.empty_like(total)
+    found = []
+    for i in range(gradient.count):
+        torch.mm(gradient.gradients[i].T, gradient.inputs[i], out=g)
+        weight, finite = bound.weights(others[i : i + 1] + scale.squared_norms(g[None]))
+        if bool(finite):
+            total.add_(g, alpha=float(weight))
+        found.append((weight, finite))
+    weights, finite = (torch.cat(part) for part in zip(*found, strict=True))
+    return weights, finite

@@ -1,0 +1,324 @@
+"""Cross-entropy of the outputs of a linear layer, a few rows at a time.
+
+For one row with input a, logits z = W a + b, target y and p = softmax(z), with class weights w and
+smoothing s over m classes,
+
+    loss = - B log p_y - Σ_c u_c log p_c,    ∂loss/∂z = (B + Σ_c u_c) p - B e_y - u,
+    B = (1 - s) w_y,    u_c = s w_c / m.
+
+The gradients of all logits take as much memory as the logits, their softmax as much again. Here
+they are formed for a few rows, used while they are in cache, and dropped: once for the losses and
+the gradients of the inputs, and once more, from the inputs, for those of the weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from privagrad.torch.per_example.chunked import ChunkedGradients
+from privagrad.torch.per_example.gradients import (
+    DenseGradient,
+    Gradients,
+    OuterProductGradient,
+    PerExampleGradient,
+)
+from privagrad.torch.per_example.tape import Arrange, SavedInput, Tape
+from privagrad.torch.scales import accurate
+
+_CACHED = 2**21
+"""Logits that are formed at a time."""
+
+_TINY = 1e-30
+"""Shares below this have lost digits: their logarithms are taken from the logits."""
+
+
+class Linear:
+    """W and b of a layer, as they are during a forward pass."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        self.weight, self.bias = weight, bias
+        self._versions = self._now()
+
+    def _now(self) -> list[int]:
+        return [t._version for t in (self.weight, self.bias) if t is not None]
+
+    @property
+    def unchanged(self) -> bool:
+        return self._now() == self._versions
+
+    @property
+    def classes(self) -> int:
+        return int(self.weight.shape[0])
+
+    def logits(self, rows: Tensor) -> Tensor:
+        if not self.unchanged:
+            raise RuntimeError(
+                "Expected the weights of a linear layer to stay as they were until "
+                "optimizer.step(), found them changed in place after the loss was computed: "
+                "gradients are computed from them. Change weights after step()."
+            )
+        bias = None if self.bias is None else self.bias.detach()
+        return F.linear(rows, self.weight.detach(), bias)
+
+    def chunks(self, rows: int) -> Iterator[slice]:
+        """Rows whose logits fit into cache."""
+        size = max(1, _CACHED // self.classes)
+        for start in range(0, rows, size):
+            yield slice(start, min(start + size, rows))
+
+
+@dataclass(frozen=True)
+class CrossEntropy:
+    """The loss of a row of logits; `weight` are the classes' weights."""
+
+    weight: Tensor | None = None
+    ignore_index: int = -100
+    label_smoothing: float = 0.0
+
+    def gradient(self, logits: Tensor, targets: Tensor) -> Tensor:
+        """∂loss/∂z of each row, in new memory; targets are classes."""
+        return self._gradient(torch.softmax(accurate(logits), 1), targets)
+
+    def losses_and_gradient(self, logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        """The loss of each row, and ∂loss/∂z."""
+        logits = accurate(logits)
+        shares = torch.softmax(logits, 1)
+        own = shares.gather(1, targets[:, None])[:, 0]
+        logs = own.log()
+        lost = (own < _TINY).nonzero()[:, 0]
+        if len(lost):
+            logs[lost] = -F.cross_entropy(logits[lost], targets[lost], reduction="none")
+        losses = -self._factors(targets, logits) * logs
+        if self.label_smoothing:
+            spread = self._spread(logits)
+            normaliser = logits.gather(1, targets[:, None])[:, 0] - logs
+            losses += spread.sum() * normaliser - logits @ spread
+        return losses, self._gradient(shares, targets)
+
+    def _gradient(self, shares: Tensor, targets: Tensor) -> Tensor:
+        factors = self._factors(targets, shares)
+        if self.weight is not None:
+            shares *= (factors + self._spread(shares).sum())[:, None]
+        shares.scatter_add_(1, targets[:, None], -factors[:, None])
+        if self.label_smoothing:
+            shares -= self._spread(shares)
+        return shares
+
+    def _factors(self, targets: Tensor, like: Tensor) -> Tensor:
+        """B of each row."""
+        own = 1.0 - self.label_smoothing
+        if self.weight is None:
+            return like.new_full((len(targets),), own)
+        return own * self.weight.to(like.dtype)[targets]
+
+    def _spread(self, like: Tensor) -> Tensor:
+        """u."""
+        classes = like.shape[1]
+        weight = like.new_ones(classes) if self.weight is None else self.weight.to(like.dtype)
+        return weight * (self.label_smoothing / classes)
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Rows that enter a linear layer, (rows, n), and the classes they are compared with, (rows,).
+
+    Those that are not `counted` have the loss 0, and any class; those that are not `used` are not
+    part of the loss at all, and their inputs are 0.
+    """
+
+    inputs: Tensor
+    targets: Tensor
+    counted: Tensor
+    used: Tensor | None = None
+
+    @classmethod
+    def of(cls, x: Tensor, targets: Tensor, criterion: CrossEntropy) -> Rows:
+        inputs, targets = x.detach().reshape(-1, x.shape[-1]), targets.reshape(-1)
+        counted = targets != criterion.ignore_index
+        return cls(inputs, torch.where(counted, targets, 0), counted)
+
+
+class CrossEntropyGradients(ChunkedGradients):
+    """Of W, and b, from inputs (b, T, n), targets (b, T) and each row's factor in the loss (b, T).
+
+    ∂loss/∂z is that of the row's own loss: its factor goes to the input, which is smaller.
+    """
+
+    def __init__(
+        self,
+        layer: Linear,
+        criterion: CrossEntropy,
+        inputs: Tensor,
+        targets: Tensor,
+        factors: Tensor,
+        trains: Callable[[Tensor | None], bool],
+    ) -> None:
+        trained = [p for p in (layer.weight, layer.bias) if p is not None and trains(p)]
+        size = max(1, _CACHED // max(1, inputs.shape[1] * layer.classes))
+        super().__init__(trained, inputs.shape[0], size)
+        self.layer, self.criterion = layer, criterion
+        self.inputs, self.targets = inputs, targets
+        self.factors = accurate(factors)
+        self._dropped: Tensor | None = None
+
+    def chunk(self, examples: slice) -> list[PerExampleGradient]:
+        inputs, factors = self.inputs[examples], self.factors[examples]
+        flat = inputs.reshape(-1, inputs.shape[2])
+        d = self.criterion.gradient(self.layer.logits(flat), self.targets[examples].reshape(-1))
+        d = d.view(*inputs.shape[:2], -1)
+        if self._dropped is not None:
+            d = d.masked_fill(self._dropped[examples, None, None], 0.0)
+        gradients: list[PerExampleGradient] = []
+        for parameter in self.parameters:
+            if parameter is self.layer.weight:
+                scaled = accurate(inputs) * factors[:, :, None]
+                gradients.append(OuterProductGradient(parameter, scaled, d))
+            else:
+                sums = torch.bmm(factors[:, None].to(d.dtype), d)
+                gradients.append(DenseGradient(parameter, sums[:, 0]))
+        return gradients
+
+    def keep_only(self, examples: Tensor) -> None:
+        others = ~examples
+        self._dropped = others if self._dropped is None else others | self._dropped
+        self.inputs = self.inputs.masked_fill(others[:, None, None], 0.0)
+        self.factors = self.factors.masked_fill(others[:, None], 0.0)
+
+
+class RowLosses(torch.autograd.Function):
+    """The losses of rows, (rows,), with their gradients in the inputs `x` of the layer.
+
+    `logits` are the layer's outputs, in any view, and `table` the same as (rows, classes), where
+    they exist. `backward_of` is given the gradient of each row's loss in the backward pass. Where
+    it returns a gradient of `logits`, that one goes back in place of the gradient of `x`.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        logits: Tensor | None,
+        table: Tensor | None,
+        call: tuple[Linear, CrossEntropy, Rows],
+        backward_of: Callable[[Tensor], Tensor | None],
+    ) -> Tensor:
+        layer, criterion, rows = call
+        losses = accurate(rows.inputs).new_empty(len(rows.inputs))
+        dx = torch.empty_like(rows.inputs) if ctx.needs_input_grad[0] else None
+        for part in layer.chunks(len(losses)):
+            z = layer.logits(rows.inputs[part]) if table is None else table[part]
+            losses[part], d = criterion.losses_and_gradient(z, rows.targets[part])
+            if dx is not None:
+                torch.mm(d.to(dx.dtype), layer.weight.detach(), out=dx[part])
+        if dx is not None and rows.used is not None:
+            dx[~rows.used] = 0.0
+        ctx.dx, ctx.shape, ctx.counted, ctx.backward_of = dx, x.shape, rows.counted, backward_of
+        return losses.where(rows.counted, 0.0).to(x.dtype)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, factors: Tensor) -> Any:
+        factors = factors.where(ctx.counted, 0.0)
+        ordinary = ctx.backward_of(factors)
+        dx = None
+        if ordinary is None and ctx.dx is not None:
+            dx = (ctx.dx * factors[:, None]).view(ctx.shape)
+        return dx, ordinary, None, None, None
+
+
+class PlainLoss(torch.autograd.Function):
+    """Σ_t share_t loss_t of rows; gradients of everything are formed in the forward pass."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        call: tuple[CrossEntropy, Rows],
+        shares: Tensor,
+    ) -> Tensor:
+        (criterion, rows), layer = call, Linear(weight, bias)
+        wanted = ctx.needs_input_grad
+        dx = torch.empty_like(rows.inputs) if wanted[0] else None
+        dw = torch.zeros_like(weight) if wanted[1] else None
+        db = torch.zeros_like(bias) if bias is not None and wanted[2] else None
+        loss = accurate(shares).new_zeros(())
+        for part in layer.chunks(len(shares)):
+            z = layer.logits(rows.inputs[part])
+            losses, d = criterion.losses_and_gradient(z, rows.targets[part])
+            loss += (losses * shares[part]).where(rows.counted[part], 0.0).sum()
+            d, own = d.to(x.dtype), shares[part]
+            if dx is not None:
+                torch.mm(d, weight, out=dx[part]).mul_(own[:, None])
+            if dw is not None:
+                dw.addmm_(d.T, rows.inputs[part] * own[:, None])
+            if db is not None:
+                db += d.T @ own
+        ctx.gradients = (None if dx is None else dx.view(x.shape), dw, db)
+        return loss.to(x.dtype)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        return *(None if g is None else g * gradient for g in ctx.gradients), None, None
+
+
+class LinearCall:
+    """One call of a linear layer in a private forward pass; `returned` once it has returned."""
+
+    def __init__(self, tape: Tape, layer: Linear, x: Tensor, examples: Arrange) -> None:
+        # A view: whatever the module does to x afterwards, gradients go the way of the layer's own.
+        self.x, self.layer = x.view_as(x), layer
+        self._tape, self._count = tape, tape.count
+        self._saved, self._examples = SavedInput(x), examples
+        self._logits: tuple[int, int] | None = None
+
+    def returning(self, logits: Tensor) -> LinearCall:
+        """The call that has made `logits`."""
+        self._logits = _memory_of(logits)
+        return self
+
+    def returned(self, view: Tensor) -> bool:
+        """Whether `view` is in the memory of the logits, and nothing has been changed since."""
+        same = _memory_of(view) == self._logits
+        return same and self._saved.unchanged and self.layer.unchanged
+
+    def hand_over(self, criterion: CrossEntropy, rows: Rows, factors: Tensor) -> None:
+        """Tell the tape of the gradients of the layer's parameters."""
+
+        def per_example(factors: Tensor) -> Gradients:
+            self._saved()
+            shape = self.x.shape
+            source = CrossEntropyGradients(
+                self.layer,
+                criterion,
+                self._examples(rows.inputs.view(shape), 1),
+                self._examples(rows.targets.view(shape[:-1]), 0),
+                self._examples(factors.view(shape[:-1]), 0),
+                self._tape.trains,
+            )
+            return source.gradients()
+
+        self._tape.receive(self._count, per_example, factors)
+
+
+def _memory_of(tensor: Tensor) -> tuple[int, int]:
+    """Where a tensor is, and how often that has been changed in place."""
+    return tensor.untyped_storage().data_ptr(), tensor._version
+
+
+def full_gradient(layer: Linear, criterion: CrossEntropy, rows: Rows, factors: Tensor) -> Tensor:
+    """The gradient of all logits, (rows, classes)."""
+    full = rows.inputs.new_empty(len(rows.inputs), layer.classes)
+    for part in layer.chunks(len(full)):
+        d = criterion.gradient(layer.logits(rows.inputs[part]), rows.targets[part])
+        full[part] = d.mul_(factors[part, None])
+    return full
