@@ -5,7 +5,8 @@
 
 `files_0_1_0` was written by commit 03e9031, the last one of version 0.1.0, and `files_before_move`
 by commit 74d086f, before the source was restructured. `said_before_move.json` is what commit
-74d086f said of the files in a folder, `said_by_writer.json` what version 0.1.0 said of its own.
+74d086f said of the files in a folder, but for the outputs after one more epoch, which depend on the
+noise of a seed; `said_by_writer.json` is what version 0.1.0 said of its own.
 Files cannot be written again with the same content: runs that a budget pays take no seed.
 """
 
