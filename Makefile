@@ -17,7 +17,7 @@ help:
 	@echo "make fuzz     the fuzzers, with TIMES (default 100) times as many examples as in make test"
 	@echo "make docs     the documentation as a site in site/"
 	@echo "make package  sdist and wheel in dist/, and a trial of the wheel without any extra"
-	@echo "make bench    side by side with peers, about 15 minutes"
+	@echo "make bench    side by side with peers, about 25 minutes"
 	@echo "make bench-estimators DATA=dir    the estimators and their peers on the data sets in dir"
 
 install: .venv/installed
@@ -73,7 +73,10 @@ package:
 	build/package/bin/python .ci/try_wheel.py
 
 bench: install
+	$(BIN)/python -W ignore -m benchmarks noise
+	$(BIN)/python -W ignore -m benchmarks startup
 	$(BIN)/python -W ignore -m benchmarks glm_step
+	$(BIN)/python -W ignore -m benchmarks small_model
 	$(BIN)/python -W ignore -m benchmarks lstm_step
 	$(BIN)/python -W ignore -m benchmarks layers
 
