@@ -177,7 +177,7 @@ def projections() -> Recorded:
 def draws() -> Recorded:
     """Random sources, batches and Algorithm 3."""
     source = random_source(5)
-    found: Recorded = {"words": [lane.words(2).tolist() for lane in source.lanes]}
+    found: Recorded = {"words": [stream.words(2).tolist() for stream in source.streams]}
     for sampling in ("poisson", "with_replacement", "without_replacement"):
         drawn = batches(sampling, 50, 6, 4, random_source(6).sampler)
         found[sampling] = [batch.tolist() for batch in drawn]

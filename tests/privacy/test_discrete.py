@@ -86,7 +86,7 @@ def test_releases_are_the_sum_and_samples_of_the_stream():
     total = mechanism.sum()
     total.add(np.eye(100))
     expected = total.memory.copy()
-    add_discrete(expected, random_source(5).lanes[0], mechanism.deviation)
+    add_discrete(expected, random_source(5).streams[0], mechanism.deviation)
     released = mechanism.release(total, random_source(5, "discrete"))
     assert np.array_equal(released, expected * mechanism.grid)
 

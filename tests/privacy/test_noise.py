@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from privagrad.privacy.noise import BUFFER, LANES, KeyStream, random_source, secure_generator
+from privagrad.privacy.noise import BUFFER, STREAMS, KeyStream, random_source, secure_generator
 
 
 def test_words_are_aes_of_a_counter():
@@ -57,9 +57,9 @@ def test_the_secure_sampler_is_aes_in_counter_mode():
 def test_secure_keys_are_fresh_each_time():
     first, second = random_source(), random_source()
     assert not first.seeded
-    words = [int(lane.words(1)[0]) for s in (first, second) for lane in s.lanes]
+    words = [int(stream.words(1)[0]) for s in (first, second) for stream in s.streams]
     draws = [s.sampler.integers(2**63) for s in (first, second)]
-    assert len({*words, *draws}) == 2 * (LANES + 1)
+    assert len({*words, *draws}) == 2 * (STREAMS + 1)
 
 
 def test_seeds_repeat_and_say_so():
@@ -67,11 +67,13 @@ def test_seeds_repeat_and_say_so():
         first, second = random_source(make()), random_source(make())
         assert first.seeded
         assert second.seeded
-        for a, b in zip(first.lanes, second.lanes, strict=True):
+        for a, b in zip(first.streams, second.streams, strict=True):
             assert np.array_equal(a.words(3), b.words(3))
     one, other = random_source(7), random_source(8)
     assert one.sampler.random() != other.sampler.random()
-    assert len({int(lane.words(1)[0]) for s in (one, other) for lane in s.lanes}) == 2 * LANES
+    assert (
+        len({int(stream.words(1)[0]) for s in (one, other) for stream in s.streams}) == 2 * STREAMS
+    )
 
 
 @pytest.mark.parametrize("wrong", ["seed", 1.5, True, -1])
@@ -104,13 +106,13 @@ def drawn_in_a_child(draw):
 def test_forked_processes_share_no_secure_stream(random_state):
     """Parent and two children draw different normals and samples, also from generators kept."""
     source = random_source(random_state)
-    lane, sampler = source.lanes[0], source.sampler
-    lane.words(3)  # half-used blocks and words must not be shared either
+    stream, sampler = source.streams[0], source.sampler
+    stream.words(3)  # half-used blocks and words must not be shared either
     sampler.integers(2**31, dtype=np.int32)
 
     def draw():
         numbers = [
-            *(kept.words(4).astype(float) for kept in (lane, *source.lanes[1:])),
+            *(kept.words(4).astype(float) for kept in (stream, *source.streams[1:])),
             sampler.integers(2**63, size=4).astype(float),
             sampler.integers(2**31, size=4, dtype=np.int32).astype(float),
             sampler.bit_generator.random_raw(4).astype(float),
@@ -133,14 +135,14 @@ def test_copies_of_a_secure_generator_have_streams_of_their_own(duplicate):
     other = duplicate(random_source(3).sampler)
     assert other.integers(2**63) == random_source(3).sampler.integers(2**63)
     if duplicate is not copy.copy:  # a shallow copy of a source is the same generators
-        assert duplicate(source).lanes[0].words(1) != source.lanes[0].words(1)
+        assert duplicate(source).streams[0].words(1) != source.streams[0].words(1)
 
 
 @pytest.mark.parametrize("duplicate", [copy.copy, copy.deepcopy, pickle.dumps])
 def test_a_seeded_stream_is_not_copied(duplicate):
     """A copy would give the same words once more."""
     with pytest.raises(TypeError, match="Expected a seeded stream to stay where it is"):
-        duplicate(random_source(3).lanes[0])
+        duplicate(random_source(3).streams[0])
 
 
 def test_unknown_noise_is_refused():

@@ -71,14 +71,14 @@ def drawn(stream, count=2**18):
 
 @pytest.mark.parametrize("random_state", [None, 3])
 def test_normals_are_standard_and_independent(random_state):
-    lanes = random_source(random_state).lanes
-    draws = np.array([drawn(lane) for lane in lanes])
+    streams = random_source(random_state).streams
+    draws = np.array([drawn(stream) for stream in streams])
     assert_scale(draws, 1.0)
     assert stats.kstest(draws.ravel(), "norm").pvalue > FALSE_ALARM
-    lanes_drawn = draws.reshape(len(lanes), -1)
-    correlations = np.corrcoef(np.vstack([lanes_drawn, np.roll(lanes_drawn, 1, axis=1)]))
+    drawn_by_stream = draws.reshape(len(streams), -1)
+    correlations = np.corrcoef(np.vstack([drawn_by_stream, np.roll(drawn_by_stream, 1, axis=1)]))
     off = correlations[~np.eye(len(correlations), dtype=bool)]
-    assert np.abs(off).max() < 7 / np.sqrt(lanes_drawn.shape[1])
+    assert np.abs(off).max() < 7 / np.sqrt(drawn_by_stream.shape[1])
 
 
 def test_pairs_have_exponential_squares_and_uniform_angles():

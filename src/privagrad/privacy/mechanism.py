@@ -116,14 +116,14 @@ class GaussianSum(PublicGrid):
                 f"{type(total).__name__}: noise protects only what was bounded for it."
             )
         total.close()
-        size, lanes = sum(span.size for span in total.spans), source.lanes
+        size, streams = sum(span.size for span in total.spans), source.streams
         add = partial(self._add_noise, total, _ADD_NOISE[source.noise])
         if size < _SPLIT_FROM:
-            add(lanes[0], 0, size)
+            add(streams[0], 0, size)
         else:
-            edges = np.linspace(0, size, len(lanes) + 1).astype(int).tolist()
+            edges = np.linspace(0, size, len(streams) + 1).astype(int).tolist()
             run = map if pool is None else pool.map
-            list(run(add, lanes, edges[:-1], edges[1:]))
+            list(run(add, streams, edges[:-1], edges[1:]))
         if total.share is not None:
             total.share.combine(total.memory)
             for span in total.spans:
@@ -131,7 +131,7 @@ class GaussianSum(PublicGrid):
         return total.memory
 
     def _add_noise(
-        self, total: BoundedSum, add: AddNoise, lane: KeyStream, start: int, stop: int
+        self, total: BoundedSum, add: AddNoise, stream: KeyStream, start: int, stop: int
     ) -> None:
         """Release the coordinates from `start` to before `stop`, block by block.
 
@@ -144,8 +144,8 @@ class GaussianSum(PublicGrid):
                 place = slice(low - first, min(low + BUFFER, stop, last) - first)
                 units = span.units(place, self)
                 if share is None or share.noisy:
-                    with lane.lock:
-                        add(units, lane, self.deviation)
+                    with stream.lock:
+                        add(units, stream, self.deviation)
                 if share is None:
                     span.scale(place, units, self)
             first = last

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from privagrad._internal import validate
 
-LANES = 4
+STREAMS = 4
 """Independent streams of one source: large draws are split among them, whatever the machine,
 so that a seed gives the same numbers with any number of threads."""
 
@@ -104,13 +104,13 @@ def _secure_streams() -> WeakSet[KeyStream]:
 
 @dataclass(frozen=True)
 class RandomSource:
-    """Streams for the noise (`lanes`) and a generator for the choice of batches (`sampler`).
+    """Streams for the noise (`streams`) and a generator for the choice of batches (`sampler`).
 
     `seeded` is True where someone could draw the same numbers again: such a run is not private.
-    `noise` says which distribution the words of the lanes are turned into.
+    `noise` says which distribution the words of the streams are turned into.
     """
 
-    lanes: tuple[KeyStream, ...]
+    streams: tuple[KeyStream, ...]
     sampler: Generator
     seeded: bool
     noise: Noise = "gaussian"
@@ -169,7 +169,7 @@ def random_source(random_state: RandomState = None, noise: Noise = "gaussian") -
     """
     noise = noise_kind(noise)
     if random_state is None:
-        streams = (KeyStream() for _ in range(LANES))
+        streams = (KeyStream() for _ in range(STREAMS))
         return RandomSource(tuple(streams), secure_generator(), seeded=False, noise=noise)
     if isinstance(random_state, Generator):
         return _seeded(random_state, noise)
@@ -189,6 +189,6 @@ def noise_kind(name: object) -> Noise:
 
 
 def _seeded(generator: Generator, noise: Noise) -> RandomSource:
-    sampler, *others = generator.spawn(LANES + 1)
-    lanes = tuple(KeyStream(other.bytes(16)) for other in others)
-    return RandomSource(lanes, sampler, seeded=True, noise=noise)
+    sampler, *others = generator.spawn(STREAMS + 1)
+    streams = tuple(KeyStream(other.bytes(16)) for other in others)
+    return RandomSource(streams, sampler, seeded=True, noise=noise)
