@@ -15,18 +15,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from privagrad.torch.guards.refusals import ADVICE, UnverifiedError
 from privagrad.torch.guards.trace import Output
 from privagrad.torch.per_example.cross_entropy import (
     CrossEntropy,
     LinearCall,
     RowLosses,
     Rows,
+    Sent,
     full_gradient,
+    memory_of,
 )
 from privagrad.torch.per_example.tape import Tape
-
-SMALLEST = 2**20
-"""Fewer logits than this fit into cache, with their gradients: PyTorch's own way is faster."""
 
 _VIEWS = frozenset(
     {"AliasBackward0", "ViewBackward0", "ReshapeAliasBackward0", "TransposeBackward0", "TBackward0",
@@ -50,21 +50,24 @@ class LinearOutput:
         """None where a tensor is something else, or has been changed in place."""
         node: Any = view.grad_fn
         leaf: Output | None = None
-        while node is not None and not hasattr(node, "call"):
-            leaf = getattr(node, "leaf", leaf)
-            if not (hasattr(node, "leaf") or node.name() in _VIEWS):
+        while not isinstance(call := getattr(node, "call", None), LinearCall):
+            own = getattr(node, "leaf", None)
+            if isinstance(own, Output):
+                leaf = own
+            elif node is None or node.name() not in _VIEWS:
                 return None
             node = node.next_functions[0][0]
-        call = getattr(node, "call", None)
-        if not isinstance(call, LinearCall) or leaf is None or not call.returned(view):
+        if leaf is None or not call.returned(view):
             return None
         if _memory(view) in tape.watched or view.dim() < 2:
             return None
         classes = call.layer.classes
         rows = call.x.shape[:-1].numel()
         numbers = row_numbers(view, 1, classes, rows)
-        if numbers is None or rows * classes < SMALLEST or _memory(leaf.values) != _memory(view):
+        if numbers is None or _memory(leaf.values) != _memory(view):
             return None
+        if row_numbers_of_leaf(leaf, classes, rows) is None:
+            return None  # the gradients of single examples could not be compared
         return cls(call, leaf, tape, numbers)
 
     def cross_entropy(
@@ -77,8 +80,12 @@ class LinearOutput:
         label_smoothing: float = 0.0,
     ) -> Tensor:
         """F.cross_entropy of the view."""
-        criterion = CrossEntropy(weight, ignore_index, label_smoothing)
-        rows = self._rows(target, criterion) if self._knows(criterion) else None
+        rows = None
+        if self._knows(weight) and 0.0 <= label_smoothing <= 1.0:
+            # A copy: it is used again in step().
+            own = None if weight is None else weight.detach().clone()
+            criterion = CrossEntropy(own, ignore_index, label_smoothing)
+            rows = self._rows(target, criterion)
         if rows is None:
             return F.cross_entropy(
                 input, target, weight, None, ignore_index, None, reduction, label_smoothing
@@ -90,15 +97,14 @@ class LinearOutput:
         weights = counted if weight is None else counted * weight[target * counted]
         return losses.sum() / weights.sum()
 
-    def _knows(self, criterion: CrossEntropy) -> bool:
-        """Whether it is a loss of plain numbers; PyTorch refuses those that are none."""
-        weight, layer = criterion.weight, self.call.layer.weight
-        own = weight is None or (
+    def _knows(self, weight: Tensor | None) -> bool:
+        """Whether classes have plain numbers as weights; PyTorch refuses those that are none."""
+        layer = self.call.layer.weight
+        return weight is None or (
             type(weight) in (Tensor, nn.Parameter)
             and not weight.requires_grad
             and (weight.shape, weight.dtype) == (layer.shape[:1], layer.dtype)
         )
-        return own and 0.0 <= criterion.label_smoothing <= 1.0
 
     def _losses(self, view: Tensor, rows: Rows, criterion: CrossEntropy) -> Tensor:
         """The losses of the view's rows, in their order."""
@@ -110,7 +116,7 @@ class LinearOutput:
 
         def backward_of(factors: Tensor) -> Tensor | None:
             tape = self.tape
-            if not tape.whole_backward or memory in tape.watched:
+            if not tape.whole_backward or memory in tape.watched or self.call.watched:
                 return full_gradient(layer, criterion, rows, factors).as_strided(*geometry)
             self._show(places, criterion, rows, factors)
             self.call.hand_over(criterion, rows, factors)
@@ -118,7 +124,10 @@ class LinearOutput:
 
         memory = _memory(view)
         self.leaf.needed = False
-        losses: Tensor = RowLosses.apply(x, view, table, (layer, criterion, rows), backward_of)
+        sent: Sent | None = [] if self.tape.guarded else None
+        arriving = x if sent is None else Arrival.apply(x, sent)
+        call = (layer, criterion, rows)
+        losses: Tensor = RowLosses.apply(arriving, view, table, call, backward_of, sent)
         return losses[self.rows.reshape(-1)]
 
     def _rows(self, target: Tensor, criterion: CrossEntropy) -> Rows | None:
@@ -127,7 +136,8 @@ class LinearOutput:
         inside = (own.targets >= 0) & (own.targets < self.call.layer.classes)
         if self.rows.shape != target.shape or not bool(inside.all()):
             return None
-        every = Rows.of(self.call.x, own.targets.new_zeros(self.call.x.shape[:-1]), criterion)
+        inputs = self.call.inputs
+        every = Rows.of(inputs, own.targets.new_zeros(inputs.shape[:-1]), criterion)
         places = self.rows.reshape(-1)
         targets = torch.zeros_like(every.targets).index_put_((places,), own.targets)
         counted = torch.zeros_like(every.counted).index_put_((places,), own.counted)
@@ -154,6 +164,26 @@ class LinearOutput:
             few = Rows(rows.inputs[flat], rows.targets[flat], rows.counted[flat])
             gradient = full_gradient(layer, criterion, few, factors[flat])
             leaf.receive(example, gradient.view(*own.shape[:-1], -1).movedim(-1, dim))
+
+
+class Arrival(torch.autograd.Function):
+    """The identity, which refuses another gradient than `RowLosses` has `sent`."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, sent: Sent) -> Tensor:
+        ctx.sent = sent
+        ctx.set_materialize_grads(False)
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor | None) -> Any:
+        if gradient is not None and memory_of(gradient) not in ctx.sent:
+            raise UnverifiedError(
+                "Expected the gradient of the loss to reach the layer as it is, found another one: "
+                f"a hook in the graph of the loss has changed it. {ADVICE}"
+            )
+        ctx.sent.clear()
+        return gradient, None
 
 
 def _memory(tensor: Tensor) -> int:

@@ -54,7 +54,7 @@ def modules_of(module: nn.Module) -> list[nn.Module]:
         part = waiting.pop()
         if part is not None and id(part) not in found:
             found[id(part)] = part
-            waiting.extend(part._modules.values())
+            waiting.extend(reversed(part._modules.values()))
     return list(found.values())
 
 

@@ -124,6 +124,9 @@ class _Call:
 WATCHES: set[Any] = {
     Tensor.register_hook,
     Tensor.retain_grad,
+    Tensor.numpy,
+    Tensor.__array__,
+    Tensor.__dlpack__,
     vars(torch._C.TensorBase)["grad_fn"].__get__,
     vars(torch._C.TensorBase)["data"].__get__,
     vars(torch._C.TensorBase)["data"].__set__,

@@ -13,6 +13,7 @@ the gradients of the inputs, and once more, from the inputs, for those of the we
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -35,37 +36,33 @@ from privagrad.torch.scales import accurate
 _CACHED = 2**21
 """Logits that are formed at a time."""
 
+SMALLEST = 2**20
+"""Fewer logits than this fit into cache, with their gradients: PyTorch's own way is faster."""
+
+Sent = list[tuple[int, int]]
+"""Where gradients are that a backward pass has sent, and their versions."""
+
 _TINY = 1e-30
 """Shares below this have lost digits: their logarithms are taken from the logits."""
 
 
 class Linear:
-    """W and b of a layer, as they are during a forward pass."""
+    """W and b of a layer, and a copy of their values during a forward pass.
+
+    Gradients are formed again until `step()`, whatever happens to the layer meanwhile.
+    """
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         self.weight, self.bias = weight, bias
-        self._versions = self._now()
-
-    def _now(self) -> list[int]:
-        return [t._version for t in (self.weight, self.bias) if t is not None]
-
-    @property
-    def unchanged(self) -> bool:
-        return self._now() == self._versions
+        self.values = weight.detach().clone()
+        self.offsets = None if bias is None else bias.detach().clone()
 
     @property
     def classes(self) -> int:
         return int(self.weight.shape[0])
 
     def logits(self, rows: Tensor) -> Tensor:
-        if not self.unchanged:
-            raise RuntimeError(
-                "Expected the weights of a linear layer to stay as they were until "
-                "optimizer.step(), found them changed in place after the loss was computed: "
-                "gradients are computed from them. Change weights after step()."
-            )
-        bias = None if self.bias is None else self.bias.detach()
-        return F.linear(rows, self.weight.detach(), bias)
+        return F.linear(rows, self.values, self.offsets)
 
     def chunks(self, rows: int) -> Iterator[slice]:
         """Rows whose logits fit into cache."""
@@ -208,6 +205,7 @@ class RowLosses(torch.autograd.Function):
         table: Tensor | None,
         call: tuple[Linear, CrossEntropy, Rows],
         backward_of: Callable[[Tensor], Tensor | None],
+        sent: Sent | None = None,
     ) -> Tensor:
         layer, criterion, rows = call
         losses = accurate(rows.inputs).new_empty(len(rows.inputs))
@@ -216,10 +214,11 @@ class RowLosses(torch.autograd.Function):
             z = layer.logits(rows.inputs[part]) if table is None else table[part]
             losses[part], d = criterion.losses_and_gradient(z, rows.targets[part])
             if dx is not None:
-                torch.mm(d.to(dx.dtype), layer.weight.detach(), out=dx[part])
+                torch.mm(d.to(dx.dtype), layer.values, out=dx[part])
         if dx is not None and rows.used is not None:
             dx[~rows.used] = 0.0
         ctx.dx, ctx.shape, ctx.counted, ctx.backward_of = dx, x.shape, rows.counted, backward_of
+        ctx.sent = sent
         return losses.where(rows.counted, 0.0).to(x.dtype)
 
     @staticmethod
@@ -230,7 +229,9 @@ class RowLosses(torch.autograd.Function):
         dx = None
         if ordinary is None and ctx.dx is not None:
             dx = (ctx.dx * factors[:, None]).view(ctx.shape)
-        return dx, ordinary, None, None, None
+            if ctx.sent is not None:
+                ctx.sent.append(memory_of(dx))
+        return dx, ordinary, None, None, None, None
 
 
 class PlainLoss(torch.autograd.Function):
@@ -277,19 +278,30 @@ class LinearCall:
     def __init__(self, tape: Tape, layer: Linear, x: Tensor, examples: Arrange) -> None:
         # A view: whatever the module does to x afterwards, gradients go the way of the layer's own.
         self.x, self.layer = x.view_as(x), layer
+        self.inputs = x.detach().clone()
         self._tape, self._count = tape, tape.count
         self._saved, self._examples = SavedInput(x), examples
         self._logits: tuple[int, int] | None = None
+        self._tapped: weakref.ref[Tensor] | None = None
 
     def returning(self, logits: Tensor) -> LinearCall:
         """The call that has made `logits`."""
-        self._logits = _memory_of(logits)
+        self._logits = memory_of(logits)
         return self
+
+    def tapped(self, logits: Tensor) -> None:
+        """Note the tensor that the module sees."""
+        self._tapped = weakref.ref(logits)
+
+    @property
+    def watched(self) -> bool:
+        """Whether someone wants the gradient of the logits, from wherever they have them."""
+        logits = None if self._tapped is None else self._tapped()
+        return logits is not None and bool(logits._backward_hooks or logits.retains_grad)
 
     def returned(self, view: Tensor) -> bool:
         """Whether `view` is in the memory of the logits, and nothing has been changed since."""
-        same = _memory_of(view) == self._logits
-        return same and self._saved.unchanged and self.layer.unchanged
+        return memory_of(view) == self._logits and self._saved.unchanged
 
     def hand_over(self, criterion: CrossEntropy, rows: Rows, factors: Tensor) -> None:
         """Tell the tape of the gradients of the layer's parameters."""
@@ -310,7 +322,7 @@ class LinearCall:
         self._tape.receive(self._count, per_example, factors)
 
 
-def _memory_of(tensor: Tensor) -> tuple[int, int]:
+def memory_of(tensor: Tensor) -> tuple[int, int]:
     """Where a tensor is, and how often that has been changed in place."""
     return tensor.untyped_storage().data_ptr(), tensor._version
 

@@ -33,7 +33,13 @@ ALL = slice(None)
 
 
 class PerExampleGradient(ABC):
-    """The gradients of b examples with respect to `part`, some rows of a parameter."""
+    """The gradients of b examples with respect to `part`, some rows of a parameter.
+
+    Guarantees
+    ----------
+    What `weighted_sum` adds of an example is what `squared_norms` was taken of, or the norm is at
+    least `_CANCELLED` of what it would be if nothing cancelled.
+    """
 
     def __init__(self, parameter: Tensor, examples: int, part: slice = ALL) -> None:
         self.parameter, self.count, self.part = parameter, examples, part
@@ -306,11 +312,14 @@ class SummedGradient(PerExampleGradient):
         return dense
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
-        sums = [term.weighted_sum(weights) for term in self.terms]
-        dense = sums[0].new_zeros(as_matrix(self.parameter).shape)
-        for term, own in zip(self.terms, sums, strict=True):
-            dense[term.part] += own
-        return dense
+        # What the norms were taken of, not the terms' own sums: where terms cancel in an example,
+        # these would leave what rounding leaves of the terms, which no norm has seen.
+        total: Tensor | None = None
+        for start, stop in self.spans():
+            part = summed(self.examples(start, stop), weights[start:stop])
+            total = part if total is None else total.add_(part)
+        assert total is not None
+        return total
 
     def keep_only(self, examples: Tensor) -> None:
         for term in self.terms:

@@ -92,8 +92,9 @@ def linear_cross_entropy(
         return projected(tape, module, x, module.weight, module.bias)
     examples = tape.examples(module, x)
     criterion = CrossEntropy(ignore_index=module.ignore_index)
-    rows, layer = Rows.of(x, targets, criterion), Linear(module.weight, module.bias)
+    layer = Linear(module.weight, module.bias)
     call = LinearCall(tape, layer, x, examples)
+    rows = Rows.of(call.inputs, targets, criterion)
     root = torch.zeros((), requires_grad=torch.is_grad_enabled())
 
     def backward_of(factors: Tensor) -> None:

@@ -21,7 +21,8 @@ class RowLookupGradient(PerExampleGradient):
     """Rows looked up by `index` (b, T), with gradients d (b, T, n); repeated rows are summed.
 
     A row that several examples, or one example several times, have looked up gets the sum of their
-    gradients; `ignored` gets none. A squared norm takes the sum of an example's own first.
+    gradients; `ignored` gets none. Norms and sums take the sum of an example's own first: what is
+    added is what the norm was taken of.
     """
 
     def __init__(
@@ -75,14 +76,12 @@ class RowLookupGradient(PerExampleGradient):
         weights = weights.to(self.gradients.dtype)
         total = self.gradients.new_zeros(self.parameter.shape)
         if self._by_kernel(weights):
-            arrays = (self.gradients, self.index, self.places, weights, total)
-            _add_rows(*(x.numpy() for x in arrays))
+            rows, places = self._sorted
+            arrays = (self.gradients, rows, places, weights, total)
+            _add_rows(self.ignored, *(x.numpy() for x in arrays))
         else:
-            places, own = self.places.reshape(-1), weights[:, None].expand_as(self.index)
-            values = self.gradients[places] * own.reshape(-1, 1)
-            total.index_add_(0, self.index.reshape(-1), values)
-        if self.ignored != _NONE:
-            total[self.ignored] = 0.0
+            owners, rows, g = self._summed
+            total.index_add_(0, rows, g * weights[owners, None])
         return total
 
     def _by_kernel(self, other: Tensor) -> bool:
@@ -136,9 +135,22 @@ def _squared_norms(
 
 
 @kernel(reorder=True)
-def _add_rows(g: Any, rows: Any, places: Any, weights: Any, total: Any) -> None:
+def _add_rows(ignored: int, g: Any, rows: Any, places: Any, weights: Any, total: Any) -> None:
+    """Add each example's rows, weighted; `rows` are sorted, equal ones are one."""
+    summed = np.empty(g.shape[1], g.dtype)
     for i in range(rows.shape[0]):
-        for t in range(rows.shape[1]):
-            one, sums = g[places[i, t]], total[rows[i, t]]
-            for k in range(one.size):
-                sums[k] += weights[i] * one[k]
+        first = 0
+        while first < rows.shape[1]:
+            row, last = rows[i, first], first + 1
+            one = g[places[i, first]]
+            while last < rows.shape[1] and rows[i, last] == row:
+                other = g[places[i, last]]
+                for k in range(one.size):
+                    summed[k] = one[k] + other[k]
+                one = summed
+                last += 1
+            if row != ignored:
+                sums = total[row]
+                for k in range(one.size):
+                    sums[k] += weights[i] * one[k]
+            first = last

@@ -166,7 +166,7 @@ class Tape:
 
         return arrange
 
-    def tap(self, output: Tensor, per_example: GradientsOf, call: object = None) -> Tensor:
+    def tap(self, output: Tensor, per_example: GradientsOf, call: Any = None) -> Tensor:
         """`output`; the backward pass will hand its gradient to `per_example`.
 
         `call` is the call of the layer, for losses that go back to it without this gradient.
@@ -175,6 +175,8 @@ class Tape:
             return output
         root = torch.ones((), requires_grad=True)
         tapped: Tensor = _Tap.apply(root, output, self, self.count, per_example, call)
+        if call is not None:
+            call.tapped(tapped)
         return tapped
 
     def watch(self, tensor: Tensor) -> None:

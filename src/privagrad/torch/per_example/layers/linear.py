@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from privagrad.torch.per_example import cross_entropy
 from privagrad.torch.per_example.cross_entropy import Linear, LinearCall
 from privagrad.torch.per_example.gradients import (
     ALL,
@@ -35,6 +36,6 @@ def projected(
         if bias is not None and tape.trains(bias):
             yield DenseGradient(bias, d.sum(1), part)
 
-    whole = part == ALL and y.is_contiguous()
+    whole = part == ALL and y.is_contiguous() and y.numel() >= cross_entropy.SMALLEST
     call = LinearCall(tape, Linear(weight, bias), x, examples).returning(y) if whole else None
     return tape.tap(y, per_example, call)
