@@ -196,12 +196,7 @@ class FormedGradient(PerExampleGradient):
 
 
 class OuterProductGradient(FormedGradient):
-    """Σ_t d_it a_itᵀ: of a matrix with inputs a (b, T, n) and output gradients d (b, T, m).
-
-    `buffer` is whatever owns the memory of d: it lives as long as the gradients.
-    """
-
-    buffer: object = None
+    """Σ_t d_it a_itᵀ: of a matrix with inputs a (b, T, n) and output gradients d (b, T, m)."""
 
     def form(self, found: Tensor, start: int) -> None:
         place = slice(start, start + len(found))

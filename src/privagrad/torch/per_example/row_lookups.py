@@ -105,6 +105,19 @@ class RowLookupGradient(PerExampleGradient):
 
 
 @kernel(reorder=True)
+def _sum_equal(g: Any, rows: Any, places: Any, first: int, summed: Any) -> int:
+    """Sum the gradients of all rows equal to that at `first`; returns where the next one starts."""
+    summed[:] = g[places[first]]
+    last = first + 1
+    while last < rows.size and rows[last] == rows[first]:
+        other = g[places[last]]
+        for k in range(summed.size):
+            summed[k] += other[k]
+        last += 1
+    return last
+
+
+@kernel(reorder=True)
 def _squared_norms(
     ignored: int, g: Any, rows: Any, places: Any, factors: Any, weights: Any, norms: Any
 ) -> None:
@@ -116,21 +129,14 @@ def _squared_norms(
         total = 0.0
         first = 0
         while first < rows.shape[1]:
-            row, last = rows[i, first], first + 1
-            one = g[places[i, first]]
-            while last < rows.shape[1] and rows[i, last] == row:
-                other = g[places[i, last]]
-                for k in range(one.size):
-                    summed[k] = one[k] + other[k]
-                one = summed
-                last += 1
+            row = rows[i, first]
+            first = _sum_equal(g, rows[i], places[i], first, summed)
             if row != ignored:
                 own = weights[row * own_weights]
                 part = own[0] - own[0]  # 0 of the right kind
-                for k in range(one.size):
-                    part += one[k] * one[k] * own[k]
+                for k in range(summed.size):
+                    part += summed[k] * summed[k] * own[k]
                 total += part * factors[row * own_factor]
-            first = last
         norms[i] = total
 
 
@@ -141,16 +147,9 @@ def _add_rows(ignored: int, g: Any, rows: Any, places: Any, weights: Any, total:
     for i in range(rows.shape[0]):
         first = 0
         while first < rows.shape[1]:
-            row, last = rows[i, first], first + 1
-            one = g[places[i, first]]
-            while last < rows.shape[1] and rows[i, last] == row:
-                other = g[places[i, last]]
-                for k in range(one.size):
-                    summed[k] = one[k] + other[k]
-                one = summed
-                last += 1
+            row = rows[i, first]
+            first = _sum_equal(g, rows[i], places[i], first, summed)
             if row != ignored:
                 sums = total[row]
-                for k in range(one.size):
-                    sums[k] += weights[i] * one[k]
-            first = last
+                for k in range(summed.size):
+                    sums[k] += weights[i] * summed[k]
