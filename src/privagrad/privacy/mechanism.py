@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor
 from functools import partial
 
@@ -14,7 +14,7 @@ from privagrad.geometry.ellipsoid import Ellipsoid
 from privagrad.privacy.bounded import MECHANISM, BoundedSum, Part, Share, SumOfParts
 from privagrad.privacy.discrete import add_discrete
 from privagrad.privacy.grid import PublicGrid
-from privagrad.privacy.noise import BUFFER, KeyStream, Noise, RandomSource
+from privagrad.privacy.noise import BUFFER, PIECE, KeyStream, Noise, RandomSource
 from privagrad.privacy.normals import add_normals
 
 _MOST_UNITS = 2.0**51
@@ -140,8 +140,7 @@ class GaussianSum(PublicGrid):
         share, first = total.share, 0
         for span in total.spans:
             last = first + span.size
-            for low in range(max(start, first), min(stop, last), BUFFER):
-                place = slice(low - first, min(low + BUFFER, stop, last) - first)
+            for place in _pieces(max(start, first) - first, min(stop, last) - first):
                 units = span.units(place, self)
                 if share is None or share.noisy:
                     with stream.lock:
@@ -149,6 +148,15 @@ class GaussianSum(PublicGrid):
                 if share is None:
                     span.scale(place, units, self)
             first = last
+
+
+def _pieces(start: int, stop: int) -> Iterator[slice]:
+    """Whole buffers, as many as one draw of noise can have, then what is left of one."""
+    whole = start + (stop - start) // BUFFER * BUFFER
+    for low in range(start, whole, PIECE):
+        yield slice(low, min(low + PIECE, whole))
+    if max(start, whole) < stop:
+        yield slice(whole, stop)
 
 
 _ADD_NOISE: dict[Noise, AddNoise] = {"gaussian": add_normals, "discrete": add_discrete}

@@ -21,13 +21,16 @@ STREAMS = 4
 so that a seed gives the same numbers with any number of threads."""
 
 BUFFER = 2**13
-"""Words of a stream that are made at a time: they stay in the processor's cache."""
+"""Words that a stream keeps for small draws."""
+
+PIECE = 4 * BUFFER
+"""The most words of one draw: they stay in the processor's cache."""
 
 RandomState = int | Generator | None
 Noise = Literal["gaussian", "discrete"]
 Words = NDArray[np.uint64]
 
-_ZEROS = bytes(8 * BUFFER)
+_ZEROS = memoryview(bytes(8 * PIECE))
 
 
 class KeyStream:
@@ -51,7 +54,7 @@ class KeyStream:
 
     def __init__(self, key: bytes | None = None) -> None:
         self._key = key
-        self._buffer = np.empty(BUFFER, np.uint64)
+        self._buffer = np.empty(PIECE, np.uint64)
         self._bytes: Any = self._buffer.view(np.uint8)
         self.restart()
         if key is None:
@@ -69,15 +72,19 @@ class KeyStream:
         self._encrypt = Cipher(algorithms.AES(key), modes.CTR(bytes(16))).encryptor().update_into
 
     def words(self, count: int) -> Words:
-        """The next `count` ≤ BUFFER words, which are valid until the next call."""
+        """The next words, valid until the next call: up to BUFFER, or whole buffers up to PIECE."""
+        if count > BUFFER and (count % BUFFER or count > PIECE):
+            raise ValueError(
+                f"Expected at most {BUFFER} words at a time, or a multiple of that up to {PIECE}, "
+                f"found {count}."
+            )
         first, last = self._used, self._used + count
         if last > BUFFER:
-            if count > BUFFER:
-                raise ValueError(f"Expected at most {BUFFER} words at a time, found {count}.")
-            self._encrypt(_ZEROS, self._bytes)
+            size = 8 * max(count, BUFFER)
+            self._encrypt(_ZEROS[:size], self._bytes[:size])
             first, last = 0, count
-        self._used = last
-        return self._buffer[first:last]
+        self._used = min(last, BUFFER)
+        return self._buffer[first : first + count]
 
     def __reduce__(self) -> Any:
         if self._key is not None:

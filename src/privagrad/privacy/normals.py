@@ -22,7 +22,7 @@ import numpy as np
 
 from privagrad._internal.jit import kernel
 from privagrad._internal.validate import Vector
-from privagrad.privacy.noise import KeyStream, Words
+from privagrad.privacy.noise import BUFFER, KeyStream, Words
 
 RELATIVE_ERROR = 2.0**-50
 """A normal differs from the exact value for its words by at most this part of its radius r."""
@@ -86,7 +86,10 @@ def normal_pair(radius: Any, angle: Any) -> tuple[float, float]:
 
 
 def add_normals(units: Vector, stream: KeyStream, deviation: float) -> None:
-    """Round `units` to whole ones and add round(N(0, deviation²)) to each; at most BUFFER units."""
+    """Round `units` to whole ones and add round(N(0, deviation²)) to each.
+
+    At most BUFFER units, or whole buffers up to PIECE, which are the same as one after the other.
+    """
     if units.size % 2:
         even = np.append(units, 0.0)
         _add_pairs(even, stream.words(even.size), deviation)
@@ -97,11 +100,13 @@ def add_normals(units: Vector, stream: KeyStream, deviation: float) -> None:
 
 @kernel()
 def _add_pairs(units: Vector, words: Words, deviation: float) -> None:
-    half = units.size // 2
-    # Slices: of one array the compiler would not know that its halves do not overlap.
-    first, second = units[:half], units[half:]
-    radii, angles = words[:half], words[half:]
-    for i in range(half):
-        a, b = normal_pair(radii[i], angles[i])
-        first[i] = np.rint(first[i]) + np.rint(a * deviation)
-        second[i] = np.rint(second[i]) + np.rint(b * deviation)
+    for start in range(0, units.size, BUFFER):
+        own, drawn = units[start : start + BUFFER], words[start : start + BUFFER]
+        half = own.size // 2
+        # Slices: of one array the compiler would not know that its halves do not overlap.
+        first, second = own[:half], own[half:]
+        radii, angles = drawn[:half], drawn[half:]
+        for i in range(half):
+            a, b = normal_pair(radii[i], angles[i])
+            first[i] = np.rint(first[i]) + np.rint(a * deviation)
+            second[i] = np.rint(second[i]) + np.rint(b * deviation)

@@ -1,6 +1,6 @@
 """Gradients that are computed a few examples at a time, and the sums of bounded gradients.
 
-The records of some layers take less memory than the gradients of their outputs. These gradients are
+The records of most layers take less memory than the gradients of all examples. These gradients are
 then formed for a few examples, used while they are in cache, and dropped.
 """
 
@@ -13,16 +13,30 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from privagrad.torch.per_example.gradients import ALL, OuterProductGradient, PerExampleGradient
+from privagrad.torch.per_example.gradients import (
+    ALL,
+    DenseGradient,
+    FormedGradient,
+    OuterProductGradient,
+    PerExampleGradient,
+)
 from privagrad.torch.scales import Scale
 
 Named = tuple[str, PerExampleGradient]
 
+_CACHED = 2**20
+"""Numbers in the gradients of one example that are formed together."""
+
 
 class ChunkedGradients(ABC):
-    """The gradients of b examples with respect to several parameters, some examples at a time."""
+    """The gradients of b examples with respect to several parameters, or rows of these.
 
-    def __init__(self, parameters: Sequence[Tensor], examples: int, chunk_size: int) -> None:
+    They are computed for some examples at a time.
+    """
+
+    def __init__(
+        self, parameters: Sequence[tuple[Tensor, slice]], examples: int, chunk_size: int
+    ) -> None:
         self.parameters, self.count, self.chunk_size = parameters, examples, chunk_size
 
     @abstractmethod
@@ -33,22 +47,28 @@ class ChunkedGradients(ABC):
     def keep_only(self, examples: Tensor) -> None:
         """Set the gradients of all other examples to 0, whatever they hold."""
 
-    def chunks(self) -> Iterator[tuple[slice, list[PerExampleGradient]]]:
+    def spans(self) -> Iterator[slice]:
+        """Which examples are taken together."""
         for start in range(0, self.count, self.chunk_size):
-            examples = slice(start, min(start + self.chunk_size, self.count))
+            yield slice(start, min(start + self.chunk_size, self.count))
+
+    def chunks(self) -> Iterator[tuple[slice, list[PerExampleGradient]]]:
+        for examples in self.spans():
             yield examples, self.chunk(examples)
 
-    def gradients(self) -> Iterator[PerExampleGradient]:
+    def gradients(self) -> Iterator[ChunkedGradient]:
         """The gradients of each parameter by itself."""
-        for place, parameter in enumerate(self.parameters):
-            yield ChunkedGradient(parameter, self, place)
+        for place, (parameter, part) in enumerate(self.parameters):
+            yield ChunkedGradient(parameter, self, place, part)
 
 
 class ChunkedGradient(PerExampleGradient):
     """One parameter's part of `source`."""
 
-    def __init__(self, parameter: Tensor, source: ChunkedGradients, place: int) -> None:
-        super().__init__(parameter, source.count)
+    def __init__(
+        self, parameter: Tensor, source: ChunkedGradients, place: int, part: slice = ALL
+    ) -> None:
+        super().__init__(parameter, source.count, part)
         self.source, self.place = source, place
 
     def _parts(self) -> Iterator[tuple[slice, PerExampleGradient]]:
@@ -107,38 +127,98 @@ class Bound:
         return torch.where(finite, weights, 0.0), finite
 
 
+class FormedChunks(ChunkedGradients):
+    """Gradients that their norms are taken of, formed in the same memory for each chunk."""
+
+    def __init__(self, formed: Sequence[FormedGradient]) -> None:
+        width = max(1, sum(gradient.width for gradient in formed))
+        # One example would leave processors idle.
+        count = formed[0].count
+        size = min(count, max(2, _CACHED // width))
+        super().__init__([(g.parameter, g.part) for g in formed], count, size)
+        self.formed = formed
+        self._memory: list[Tensor] | None = None
+
+    def chunk(self, examples: slice) -> list[PerExampleGradient]:
+        count = examples.stop - examples.start
+        if self._memory is None:
+            self._memory = [gradient.new_empty(count) for gradient in self.formed]
+        found: list[PerExampleGradient] = []
+        for gradient, memory in zip(self.formed, self._memory, strict=True):
+            gradient.form(memory[:count], examples.start)
+            found.append(DenseGradient(gradient.parameter, memory[:count], gradient.part))
+        return found
+
+    def keep_only(self, examples: Tensor) -> None:
+        for gradient in self.formed:
+            gradient.keep_only(examples)
+
+
 def bounded_sums(
     gradients: Sequence[Named], scales: dict[str, Scale], bound: Bound
 ) -> tuple[list[tuple[str, slice, Tensor]], int]:
     """Σ_i w_i g_i of each of the gradients, and how many examples have norms that are not finite.
 
     An example's norm is that of all its gradients together, so all norms come before all sums.
-    Gradients that are computed in chunks are the exception: once all other norms are known, the
-    weights of a chunk's examples follow from the chunk itself, and one pass gives norms and sums.
+    Gradients that are formed for a few examples at a time are the exception: once all other norms
+    are known, the weights of a chunk's examples follow from the chunk itself, and one pass gives
+    norms and sums.
     """
-    last = next((g.source for _, g in reversed(gradients) if isinstance(g, ChunkedGradient)), None)
-    joint = [(n, g) for n, g in gradients if isinstance(g, ChunkedGradient) and g.source is last]
-    others = [named for named in gradients if named not in joint]
+    together, others = _in_one_pass(gradients, scales)
     squares = torch.zeros(())
     for name, gradient in others:
         squares = squares + gradient.squared_norms(scales[name].part(gradient.part))
     totals: list[tuple[str, slice, Tensor]] = []
-    if last is None:
+    if not together:
         weights, finite = bound.weights(squares)
     else:
-        squares = squares.expand(last.count)
+        sources = list(dict.fromkeys(g.source for _, g in together))
+        squares = squares.expand(sources[-1].count)
+        own_scales = [scales[name].part(g.part) for name, g in together]
         parts: list[tuple[Tensor, Tensor]] = []
         sums: dict[int, Tensor] = {}
-        for examples, chunk in last.chunks():
-            own = [(scales[name], chunk[g.place]) for name, g in joint]
-            parts.append(_add_chunk(own, squares[examples], bound, sums))
+        for examples in sources[-1].spans():
+            chunks = {source: source.chunk(examples) for source in sources}
+            own = [chunks[g.source][g.place] for _, g in together]
+            paired = list(zip(own_scales, own, strict=True))
+            parts.append(_add_chunk(paired, squares[examples], bound, sums))
         weights, finite = (torch.cat(part) for part in zip(*parts, strict=True))
-        totals += [(name, ALL, sums[place]) for place, (name, _) in enumerate(joint)]
+        totals += [(name, g.part, sums[place]) for place, (name, g) in enumerate(together)]
     if not bool(finite.all()):
         for _, gradient in others:
             gradient.keep_only(finite)
     totals += [(name, g.part, g.weighted_sum(weights)) for name, g in others]
     return totals, int((~finite).sum())
+
+
+def _in_one_pass(
+    gradients: Sequence[Named], scales: dict[str, Scale]
+) -> tuple[list[tuple[str, ChunkedGradient]], list[Named]]:
+    """The gradients whose norms and sums are taken in one pass, and the others.
+
+    The source of the last one says how many examples are taken together.
+    """
+    last = next((g.source for _, g in reversed(gradients) if isinstance(g, ChunkedGradient)), None)
+    formed: list[tuple[str, FormedGradient]] = []
+    joint: list[tuple[str, ChunkedGradient]] = []
+    others: list[Named] = []
+    room = _CACHED
+    for name, g in sorted(gradients, key=lambda named: -named[1].width):
+        if isinstance(g, ChunkedGradient) and g.source is last:
+            joint.append((name, g))
+        elif (
+            isinstance(g, FormedGradient)
+            and g.width <= room
+            and g.is_formed(scales[name].part(g.part))
+        ):
+            formed.append((name, g))
+            room -= g.width
+        else:
+            others.append((name, g))
+    if formed:
+        chunks = FormedChunks([g for _, g in formed]).gradients()
+        joint = [(name, g) for (name, _), g in zip(formed, chunks, strict=True)] + joint
+    return joint, others
 
 
 def _add_chunk(

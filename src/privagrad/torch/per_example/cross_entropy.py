@@ -25,6 +25,7 @@ from torch.autograd.function import once_differentiable
 
 from privagrad.torch.per_example.chunked import ChunkedGradients
 from privagrad.torch.per_example.gradients import (
+    ALL,
     DenseGradient,
     Gradients,
     OuterProductGradient,
@@ -157,7 +158,7 @@ class CrossEntropyGradients(ChunkedGradients):
         factors: Tensor,
         trains: Callable[[Tensor | None], bool],
     ) -> None:
-        trained = [p for p in (layer.weight, layer.bias) if p is not None and trains(p)]
+        trained = [(p, ALL) for p in (layer.weight, layer.bias) if p is not None and trains(p)]
         size = max(1, _CACHED // max(1, inputs.shape[1] * layer.classes))
         super().__init__(trained, inputs.shape[0], size)
         self.layer, self.criterion = layer, criterion
@@ -173,7 +174,7 @@ class CrossEntropyGradients(ChunkedGradients):
         if self._dropped is not None:
             d = d.masked_fill(self._dropped[examples, None, None], 0.0)
         gradients: list[PerExampleGradient] = []
-        for parameter in self.parameters:
+        for parameter, _ in self.parameters:
             if parameter is self.layer.weight:
                 scaled = accurate(inputs) * factors[:, :, None]
                 gradients.append(OuterProductGradient(parameter, scaled, d))

@@ -122,6 +122,10 @@ class DenseGradient(PerExampleGradient):
     def weighted_sum(self, weights: Tensor) -> Tensor:
         return summed(self.gradients, weights)
 
+    def add_weighted_sum(self, weights: Tensor, total: Tensor) -> None:
+        flat = self.gradients.flatten(1)
+        total.view(-1).addmv_(flat.T, weights.to(flat.dtype))
+
     def keep_only(self, examples: Tensor) -> None:
         self.gradients = self.gradients.masked_fill(~examples[:, None, None], 0.0)
 
@@ -146,6 +150,10 @@ class FormedGradient(PerExampleGradient):
         """Write the gradients of the examples from `start` on into `found` (c, m, n)."""
 
     @abstractmethod
+    def forms_for_norms(self, scale: Scale) -> bool:
+        """Whether norms are taken of the gradients themselves where not all of them are kept."""
+
+    @abstractmethod
     def squared_norms_unkept(self, scale: Scale) -> Tensor:
         """Squared norms where not all gradients may be held at once."""
 
@@ -156,12 +164,17 @@ class FormedGradient(PerExampleGradient):
     def examples(self, start: int, stop: int) -> Tensor:
         if self.kept is not None:
             return self.kept[start:stop]
-        found = self._empty(stop - start)
+        found = self.new_empty(stop - start)
         self.form(found, start)
         return found
 
-    def _empty(self, count: int) -> Tensor:
+    def new_empty(self, count: int) -> Tensor:
+        """Memory for the gradients of so many examples."""
         return self.gradients.new_empty(count, *as_matrix(self.parameter)[self.part].shape)
+
+    def is_formed(self, scale: Scale) -> bool:
+        """Whether each example's gradient is formed for its norm."""
+        return self.kept is None and (self.affordable() or self.forms_for_norms(scale))
 
     def affordable(self) -> bool:
         """Whether the gradients of all examples may be kept."""
@@ -173,7 +186,7 @@ class FormedGradient(PerExampleGradient):
             return super().squared_norms(scale)
         if not self.affordable():
             return self.squared_norms_unkept(scale)
-        kept, squares = self._empty(self.count), []
+        kept, squares = self.new_empty(self.count), []
         for start, stop in self.spans():
             self.form(kept[start:stop], start)
             squares.append(scale.squared_norms(kept[start:stop]))
@@ -211,17 +224,23 @@ class OuterProductGradient(FormedGradient):
     def exact_example(self, i: int) -> Tensor:
         return (self.gradients[i].double().T @ self.inputs[i].double())[None]
 
+    def is_formed(self, scale: Scale) -> bool:
+        return self.inputs.shape[1] > 1 and super().is_formed(scale)
+
+    def forms_for_norms(self, scale: Scale) -> bool:
+        _, steps, m = self.gradients.shape
+        n = self.inputs.shape[2]
+        return scale.entries is not None or steps * (m + n) >= m * n
+
     def squared_norms(self, scale: Scale) -> Tensor:
         if self.kept is None and self.inputs.shape[1] == 1:
             return self._squared_norms_of_single_rows(scale)
         return super().squared_norms(scale)
 
     def squared_norms_unkept(self, scale: Scale) -> Tensor:
-        _, steps, m = self.gradients.shape
-        n = self.inputs.shape[2]
-        if scale.entries is None and steps * (m + n) < m * n:
-            return self._squared_norms_by_gram_matrices(scale)
-        return self._squared_norms_in_cache(scale)
+        if self.forms_for_norms(scale):
+            return self._squared_norms_in_cache(scale)
+        return self._squared_norms_by_gram_matrices(scale)
 
     def _squared_norms_of_single_rows(self, scale: Scale) -> Tensor:
         a, d = self.inputs[:, 0].square(), self.gradients[:, 0].square()
@@ -245,7 +264,7 @@ class OuterProductGradient(FormedGradient):
         buffer: Tensor | None = None
         squares = self.inputs.new_empty(self.count)
         for start, stop in self.spans():
-            buffer = self._empty(stop - start) if buffer is None else buffer
+            buffer = self.new_empty(stop - start) if buffer is None else buffer
             g = buffer[: stop - start]
             self.form(g, start)
             squares[start:stop] = scale.squared_norms(g)

@@ -160,11 +160,15 @@ class ConvolutionGradient(FormedGradient):
             windows.reshape(count * groups, channels * self.kernel.numel(), t),
         )
 
-    def squared_norms_unkept(self, scale: Scale) -> Tensor:
+    def forms_for_norms(self, scale: Scale) -> bool:
         m, n = self.parameter.shape[0], self.parameter[0].numel()
-        if scale.entries is None and self.geometry.groups == 1 and self.steps * (m + n) < m * n:
-            return self._squared_norms_by_gram_matrices(scale)
-        return self._squared_norms_in_cache(scale)
+        alike = scale.entries is None and self.geometry.groups == 1
+        return not alike or self.steps * (m + n) >= m * n
+
+    def squared_norms_unkept(self, scale: Scale) -> Tensor:
+        if self.forms_for_norms(scale):
+            return self._squared_norms_in_cache(scale)
+        return self._squared_norms_by_gram_matrices(scale)
 
     def _squared_norms_in_cache(self, scale: Scale) -> Tensor:
         m, n = self.parameter.shape[0], self.parameter[0].numel()
