@@ -61,7 +61,7 @@ class LinearOutput:
             return None
         if _memory(view) in tape.watched or view.dim() < 2:
             return None
-        classes = call.layer.classes
+        classes = call.classes
         rows = call.x.shape[:-1].numel()
         numbers = row_numbers(view, 1, classes, rows)
         if numbers is None or _memory(leaf.values) != _memory(view):
@@ -99,7 +99,7 @@ class LinearOutput:
 
     def _knows(self, weight: Tensor | None) -> bool:
         """Whether classes have plain numbers as weights; PyTorch refuses those that are none."""
-        layer = self.call.layer.weight
+        layer = self.call.weight
         return weight is None or (
             type(weight) in (Tensor, nn.Parameter)
             and not weight.requires_grad
@@ -133,7 +133,7 @@ class LinearOutput:
     def _rows(self, target: Tensor, criterion: CrossEntropy) -> Rows | None:
         """All rows of the layer's input, with the targets of those that are used."""
         own = Rows.of(target[..., None], target.long(), criterion)
-        inside = (own.targets >= 0) & (own.targets < self.call.layer.classes)
+        inside = (own.targets >= 0) & (own.targets < self.call.classes)
         if self.rows.shape != target.shape or not bool(inside.all()):
             return None
         inputs = self.call.inputs

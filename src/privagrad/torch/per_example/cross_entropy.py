@@ -16,6 +16,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -48,7 +49,7 @@ _TINY = 1e-30
 
 
 class Linear:
-    """W and b of a layer, and a copy of their values during a forward pass.
+    """W and b of a layer, and a copy of their values when the loss is computed.
 
     Gradients are formed again until `step()`, whatever happens to the layer meanwhile.
     """
@@ -274,16 +275,33 @@ class PlainLoss(torch.autograd.Function):
 
 
 class LinearCall:
-    """One call of a linear layer in a private forward pass; `returned` once it has returned."""
+    """One call of a linear layer in a private forward pass; `returned` once it has returned.
 
-    def __init__(self, tape: Tape, layer: Linear, x: Tensor, examples: Arrange) -> None:
+    What a loss needs of it is copied when that loss is computed: most outputs go elsewhere.
+    """
+
+    def __init__(
+        self, tape: Tape, weight: Tensor, bias: Tensor | None, x: Tensor, examples: Arrange
+    ) -> None:
         # A view: whatever the module does to x afterwards, gradients go the way of the layer's own.
-        self.x, self.layer = x.view_as(x), layer
-        self.inputs = x.detach().clone()
+        self.x, self.weight, self.bias = x.view_as(x), weight, bias
         self._tape, self._count = tape, tape.count
-        self._saved, self._examples = SavedInput(x), examples
+        self._examples, self._saved = examples, SavedInput(x)
+        self._used = [self._saved, *(SavedInput(p) for p in (weight, bias) if p is not None)]
         self._logits: tuple[int, int] | None = None
         self._tapped: weakref.ref[Tensor] | None = None
+
+    @cached_property
+    def layer(self) -> Linear:
+        return Linear(self.weight, self.bias)
+
+    @cached_property
+    def inputs(self) -> Tensor:
+        return self.x.detach().clone()
+
+    @property
+    def classes(self) -> int:
+        return int(self.weight.shape[0])
 
     def returning(self, logits: Tensor) -> LinearCall:
         """The call that has made `logits`."""
@@ -302,7 +320,7 @@ class LinearCall:
 
     def returned(self, view: Tensor) -> bool:
         """Whether `view` is in the memory of the logits, and nothing has been changed since."""
-        return memory_of(view) == self._logits and self._saved.unchanged
+        return memory_of(view) == self._logits and all(own.unchanged for own in self._used)
 
     def hand_over(self, criterion: CrossEntropy, rows: Rows, factors: Tensor) -> None:
         """Tell the tape of the gradients of the layer's parameters."""

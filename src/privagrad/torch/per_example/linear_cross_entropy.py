@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from privagrad._internal import validate
 from privagrad.torch.per_example.cross_entropy import (
     CrossEntropy,
-    Linear,
     LinearCall,
     PlainLoss,
     RowLosses,
@@ -92,15 +91,14 @@ def linear_cross_entropy(
         return projected(tape, module, x, module.weight, module.bias)
     examples = tape.examples(module, x)
     criterion = CrossEntropy(ignore_index=module.ignore_index)
-    layer = Linear(module.weight, module.bias)
-    call = LinearCall(tape, layer, x, examples)
+    call = LinearCall(tape, module.weight, module.bias, x, examples)
     rows = Rows.of(call.inputs, targets, criterion)
     root = torch.zeros((), requires_grad=torch.is_grad_enabled())
 
     def backward_of(factors: Tensor) -> None:
         call.hand_over(criterion, rows, factors)
 
-    losses = RowLosses.apply(call.x, root, None, (layer, criterion, rows), backward_of)
+    losses = RowLosses.apply(call.x, root, None, (call.layer, criterion, rows), backward_of)
     counted = examples(rows.counted.view(targets.shape), 0)
     if module.reduction == "sum":
         loss = losses.sum()

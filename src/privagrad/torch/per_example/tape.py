@@ -79,6 +79,7 @@ class Tape:
     def forget(self) -> None:
         """Drop what the last backward pass left behind."""
         self._gradients: list[PerExampleGradient] = []
+        self._inputs: list[SavedInput] = []
         self._strays: dict[str, int] = {}
         self._backward: int | None = None
         self._examples = 0
@@ -112,6 +113,10 @@ class Tape:
             yield
         finally:
             self.__dict__.update(kept)
+
+    def save(self, tensor: Tensor) -> SavedInput:
+        """A layer's input, from which gradients are formed until `step()`."""
+        return SavedInput(tensor, lambda saved: self._inputs.append(saved))
 
     @property
     def count(self) -> int:
@@ -241,6 +246,8 @@ class Tape:
                 "belongs to no example. Share the layer or its parameter between modules instead, "
                 "and leave penalties to the optimizer's weight_decay."
             )
+        for saved in self._inputs:
+            saved.require_unchanged()
         by_name: dict[str, list[PerExampleGradient]] = {}
         for gradient in self._gradients:
             by_name.setdefault(self._names[id(gradient.parameter)], []).append(gradient)
@@ -251,22 +258,27 @@ class Tape:
 
 
 class SavedInput:
-    """A tensor that a layer needs again in the backward pass, unchanged."""
+    """A tensor that a layer needs again, unchanged: in the backward pass, and in `step()`."""
 
-    def __init__(self, tensor: Tensor) -> None:
-        self._tensor, self._version = tensor.detach(), tensor._version
+    def __init__(self, tensor: Tensor, used: Callable[[SavedInput], None] | None = None) -> None:
+        self._tensor, self._version, self._used = tensor.detach(), tensor._version, used
 
     @property
     def unchanged(self) -> bool:
         return self._tensor._version == self._version
 
-    def __call__(self) -> Tensor:
+    def require_unchanged(self) -> None:
         if not self.unchanged:
             raise RuntimeError(
                 f"Expected the input of a layer, of shape {tuple(self._tensor.shape)}, to stay as "
-                "it was until backward(), found it changed in place. Use the operation that "
+                "it was until optimizer.step(), found it changed in place. Use the operation that "
                 "returns a new tensor instead (x = x + y for x += y)."
             )
+
+    def __call__(self) -> Tensor:
+        self.require_unchanged()
+        if self._used is not None:
+            self._used(self)
         return self._tensor
 
 

@@ -16,7 +16,7 @@ from privagrad.torch.per_example.gradients import (
     sums_of_products,
 )
 from privagrad.torch.per_example.layers._registry import frozen, layer
-from privagrad.torch.per_example.tape import SavedInput, Tape
+from privagrad.torch.per_example.tape import Tape
 from privagrad.torch.scales import Scale, accurate
 
 _WINDOWS = 2**20
@@ -78,7 +78,7 @@ def _tapped(
     Transposed, the weight meets windows of the output's gradient, and the input.
     """
     weight, bias, trailing = module.weight, module.bias, module.weight.dim() - 1
-    examples, saved = tape.examples(module, x, trailing), SavedInput(x)
+    examples, saved = tape.examples(module, x, trailing), tape.save(x)
 
     def per_example(gradient: Tensor) -> Gradients:
         d = examples(gradient, trailing)

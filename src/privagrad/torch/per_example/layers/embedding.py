@@ -9,14 +9,14 @@ from torch import Tensor, nn
 from privagrad.torch.per_example.gradients import Gradients
 from privagrad.torch.per_example.layers._registry import layer
 from privagrad.torch.per_example.row_lookups import RowLookupGradient
-from privagrad.torch.per_example.tape import SavedInput, Tape
+from privagrad.torch.per_example.tape import Tape
 from privagrad.torch.scales import accurate
 
 
 @layer(nn.Embedding)
 def embedding(tape: Tape, module: nn.Embedding, index: Tensor) -> Tensor:
     y = F.embedding(index, module.weight.detach(), module.padding_idx)
-    examples, saved = tape.examples(module, index, 0), SavedInput(index)
+    examples, saved = tape.examples(module, index, 0), tape.save(index)
 
     def per_example(gradient: Tensor) -> Gradients:
         yield RowLookupGradient(
@@ -46,7 +46,7 @@ def embedding_bag(
         per_sample_weights=per_sample_weights,
         padding_idx=module.padding_idx,
     )
-    examples, saved = tape.examples(module, index, 1), SavedInput(index)
+    examples, saved = tape.examples(module, index, 1), tape.save(index)
 
     def per_example(gradient: Tensor) -> Gradients:
         shares = _shares(module, saved(), per_sample_weights)

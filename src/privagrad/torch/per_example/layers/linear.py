@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from privagrad.torch.per_example import cross_entropy
-from privagrad.torch.per_example.cross_entropy import Linear, LinearCall
+from privagrad.torch.per_example.cross_entropy import LinearCall
 from privagrad.torch.per_example.gradients import (
     ALL,
     DenseGradient,
@@ -14,7 +14,7 @@ from privagrad.torch.per_example.gradients import (
     OuterProductGradient,
 )
 from privagrad.torch.per_example.layers._registry import layer
-from privagrad.torch.per_example.tape import SavedInput, Tape
+from privagrad.torch.per_example.tape import Tape
 
 
 @layer(nn.Linear)
@@ -27,7 +27,7 @@ def projected(
 ) -> Tensor:
     """x Wᵀ + b with some rows of W and b."""
     y = F.linear(x, weight.detach()[part], None if bias is None else bias.detach()[part])
-    examples, saved = tape.examples(module, x), SavedInput(x)
+    examples, saved = tape.examples(module, x), tape.save(x)
 
     def per_example(gradient: Tensor) -> Gradients:
         d = examples(gradient, 1)
@@ -37,5 +37,5 @@ def projected(
             yield DenseGradient(bias, d.sum(1), part)
 
     whole = part == ALL and y.is_contiguous() and y.numel() >= cross_entropy.SMALLEST
-    call = LinearCall(tape, Linear(weight, bias), x, examples).returning(y) if whole else None
+    call = LinearCall(tape, weight, bias, x, examples).returning(y) if whole else None
     return tape.tap(y, per_example, call)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from privagrad.torch.per_example.gradients import DenseGradient, Gradients
 from privagrad.torch.per_example.layers._registry import frozen, layer
-from privagrad.torch.per_example.tape import SavedInput, Tape
+from privagrad.torch.per_example.tape import Tape
 from privagrad.torch.scales import accurate
 
 InstanceNorm = nn.InstanceNorm1d | nn.InstanceNorm2d | nn.InstanceNorm3d
@@ -20,7 +20,7 @@ InstanceNorm = nn.InstanceNorm1d | nn.InstanceNorm2d | nn.InstanceNorm3d
 def layer_norm(tape: Tape, module: nn.LayerNorm, x: Tensor) -> Tensor:
     gain, shift, shape = module.weight, module.bias, list(module.normalized_shape)
     y, mean, rate = torch.native_layer_norm(x, shape, frozen(gain), frozen(shift), module.eps)
-    mean, rate, saved = mean.detach(), rate.detach(), SavedInput(x)
+    mean, rate, saved = mean.detach(), rate.detach(), tape.save(x)
 
     def normalized() -> Tensor:
         return (saved() - mean).mul_(rate)
@@ -30,7 +30,7 @@ def layer_norm(tape: Tape, module: nn.LayerNorm, x: Tensor) -> Tensor:
 
 @layer(nn.RMSNorm)
 def rms_norm(tape: Tape, module: nn.RMSNorm, x: Tensor) -> Tensor:
-    shape, saved = list(module.normalized_shape), SavedInput(x)
+    shape, saved = list(module.normalized_shape), tape.save(x)
     y = F.rms_norm(x, shape, frozen(module.weight), module.eps)
 
     def normalized() -> Tensor:
@@ -41,7 +41,7 @@ def rms_norm(tape: Tape, module: nn.RMSNorm, x: Tensor) -> Tensor:
 
 @layer(nn.GroupNorm)
 def group_norm(tape: Tape, module: nn.GroupNorm, x: Tensor) -> Tensor:
-    groups, saved = module.num_groups, SavedInput(x)
+    groups, saved = module.num_groups, tape.save(x)
     y = F.group_norm(x, groups, frozen(module.weight), frozen(module.bias), module.eps)
 
     def normalized() -> Tensor:
@@ -57,7 +57,7 @@ def instance_norm(tape: Tape, module: InstanceNorm, x: Tensor) -> Tensor:
             f"Expected examples in the first dimension of the input of {type(module).__name__}, "
             f"found shape {tuple(x.shape)}: give it a dimension of examples."
         )
-    saved = SavedInput(x)
+    saved = tape.save(x)
     gain, shift = frozen(module.weight), frozen(module.bias)
     y = F.instance_norm(x, weight=gain, bias=shift, eps=module.eps)
 

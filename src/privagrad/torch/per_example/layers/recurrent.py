@@ -109,14 +109,14 @@ class _Run(torch.autograd.Function):
         with torch.autocast(x.device.type, enabled=False):
             gates = F.linear(x.to(w.input.dtype), w.input.detach(), bias)
         ctx.tape, ctx.cell, ctx.count = tape, cell, tape.count
-        ctx.save_for_backward(x)
+        ctx.saved = tape.save(x)
         ctx.set_materialize_grads(False)
         return cell.forward(gates)
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor | None, *others: Tensor | None) -> Any:
         cell: Cell = ctx.cell
-        (x,) = ctx.saved_tensors
+        x = ctx.saved()
         dy = torch.zeros_like(cell.hiddens) if dy is None else dy
         into, through, start = cell.backward(dy, *others)
 
