@@ -13,11 +13,12 @@ from hypothesis.extra.numpy import arrays
 from scipy import stats
 
 from privagrad import Ellipsoid
+from privagrad._internal.threads import pool_of
 from privagrad.geometry.ellipsoid import euclidean_norm
 from privagrad.privacy import normals
-from privagrad.privacy.bounded import BoundedSum
+from privagrad.privacy.bounded import BoundedSum, Part
 from privagrad.privacy.mechanism import GaussianSum
-from privagrad.privacy.noise import KeyStream, RandomSource, random_source
+from privagrad.privacy.noise import BUFFER, PIECE, KeyStream, RandomSource, random_source
 from tests.statistics import FALSE_ALARM, assert_scale
 
 MULTIPLIERS = [0.01, 0.7, 3.0, 200.0]
@@ -226,3 +227,18 @@ def test_what_a_vector_adds_does_not_depend_on_the_others(data, dim):
     assert np.array_equal(summed(mechanism, vectors).memory, np.sum(alone, axis=0))
     columns = np.asfortranarray(vectors)
     assert np.array_equal(summed(mechanism, columns).memory, np.sum(alone, axis=0))
+
+
+@pytest.mark.parametrize(
+    "sizes", [[PIECE], [PIECE + 1], [3 * BUFFER - 1, 5], [7, 2 * PIECE + BUFFER + 3, 2**17 + 1]]
+)
+@pytest.mark.parametrize("threads", [None, 2])
+def test_every_coordinate_of_large_tensors_gets_noise_of_its_own(sizes, threads):
+    parts = [Part(np.zeros(n), np.ones(n), np.zeros(n)) for n in sizes]
+    mechanism = GaussianSum(sum(sizes), 1.0, 1.0)
+    with pool_of(threads or 1) as pool:
+        mechanism.release(mechanism.sum_of_parts(parts, 1.0), random_source(), pool)
+    released = np.concatenate([part.out for part in parts])
+    assert np.count_nonzero(released) > released.size - 10  # some are 0 by chance
+    assert np.unique(released).size > 0.99 * released.size
+    assert_scale(released, 1.0)

@@ -6,7 +6,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from privagrad.privacy.noise import BUFFER, STREAMS, KeyStream, random_source, secure_generator
+from privagrad.privacy.noise import (
+    BUFFER,
+    PIECE,
+    STREAMS,
+    KeyStream,
+    random_source,
+    secure_generator,
+)
 
 
 def test_words_are_aes_of_a_counter():
@@ -18,15 +25,26 @@ def test_words_are_aes_of_a_counter():
 
 def test_no_word_is_given_twice():
     stream = KeyStream()
-    counts = [1, 3, BUFFER, 7, BUFFER - 7, 100, BUFFER - 99, 2]
+    counts = [1, 3, BUFFER, 7, BUFFER - 7, PIECE, 100, BUFFER - 99, 2 * BUFFER, 2]
     words = np.concatenate([stream.words(count).copy() for count in counts])
     assert words.size == sum(counts)
     assert np.unique(words).size == words.size
 
 
-def test_more_words_than_there_are_at_a_time_are_refused():
+@pytest.mark.parametrize("before", [0, 5, BUFFER])
+@pytest.mark.parametrize("buffers", [2, PIECE // BUFFER])
+def test_several_buffers_are_one_after_the_other(before, buffers):
+    one, other = KeyStream(bytes(16)), KeyStream(bytes(16))
+    one.words(before), other.words(before)
+    expected = np.concatenate([one.words(BUFFER).copy() for _ in range(buffers)])
+    assert np.array_equal(other.words(buffers * BUFFER), expected)
+    assert np.array_equal(one.words(3), other.words(3))
+
+
+@pytest.mark.parametrize("count", [BUFFER + 1, PIECE - 1, PIECE + BUFFER])
+def test_more_words_than_there_are_at_a_time_are_refused(count):
     with pytest.raises(ValueError, match="at most"):
-        KeyStream().words(BUFFER + 1)
+        KeyStream().words(count)
 
 
 def test_a_stream_without_a_new_key_gives_nothing(monkeypatch):

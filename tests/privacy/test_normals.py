@@ -10,7 +10,7 @@ from mpmath import mp, mpf
 from scipy import stats
 
 from privagrad.privacy import normals
-from privagrad.privacy.noise import BUFFER, KeyStream, random_source
+from privagrad.privacy.noise import BUFFER, PIECE, KeyStream, random_source
 from tests.statistics import FALSE_ALARM, assert_scale
 
 WORDS = st.one_of(
@@ -101,3 +101,12 @@ def test_every_unit_gets_a_normal_of_its_own(size):
     pairs = np.array([pair(*both) for both in zip(words[:half], words[half:], strict=True)])
     assert np.abs(units - pairs.T.ravel()[:size] * 2.0**30).max() <= 0.51
     assert np.unique(units).size == size
+
+
+def test_several_buffers_are_one_after_the_other():
+    together, one_by_one = np.zeros(PIECE), np.zeros(PIECE)
+    normals.add_normals(together, KeyStream(bytes(16)), 2.0**30)
+    stream = KeyStream(bytes(16))
+    for block in np.split(one_by_one, PIECE // BUFFER):
+        normals.add_normals(block, stream, 2.0**30)
+    assert np.array_equal(together, one_by_one)

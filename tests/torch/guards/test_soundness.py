@@ -53,6 +53,18 @@ def refused(module: nn.Module, loss: Loss, x: Tensor, y: Tensor, match: str | No
         assert run.optimizer.releases == 0
 
 
+class FirstOf(nn.Module):
+    """The first output of a layer."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x: Tensor) -> Tensor:
+        first: Tensor = self.layer(x)[0]
+        return first
+
+
 class InPlace(nn.Module):
     """Operations in place on outputs of layers, which are views for inputs of three dimensions."""
 
@@ -549,6 +561,29 @@ def test_inputs_changed_in_place_after_a_layer_are_refused() -> None:
             return out + h.sum(-1, keepdim=True)
 
     refused(Changed(), squared, X, NUMBERS, "changed in place")
+
+
+@pytest.mark.parametrize(
+    ("module", "x"),
+    [
+        (nn.Linear(5, 3), X),
+        (nn.Linear(5, 3), SEQUENCES),
+        (nn.Conv1d(6, 3, 3), SEQUENCES),
+        (nn.Embedding(9, 3), WORDS),
+        (FirstOf(nn.LSTM(5, 3, batch_first=True)), SEQUENCES),
+        (FirstOf(nn.GRU(5, 3, batch_first=True)), SEQUENCES),
+    ],
+    ids=["linear", "sequences", "convolution", "embedding", "lstm", "gru"],
+)
+def test_inputs_changed_between_backward_and_step_are_refused(module: nn.Module, x: Tensor) -> None:
+    """A loop that loads the next batch into the same memory."""
+    run = private(copy.deepcopy(module), TensorDataset(x, NUMBERS), 12, noise_multiplier=1.0)
+    for drawn, y in run.loader:
+        squared(run.module(drawn), y).backward()
+        drawn.copy_(drawn.flip(0))
+        with pytest.raises(RuntimeError, match=r"changed in place"):
+            run.optimizer.step()
+    assert run.optimizer.releases == 0
 
 
 def test_a_module_that_changes_its_inputs_is_refused() -> None:

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from privagrad.torch.per_example import chunked
 from privagrad.torch.per_example.layers import convolution
 from privagrad.torch.per_example.layers.convolution import ConvolutionGradient
 from tests.torch.reference import SCALES, assert_same, check, engine_sum, looped, squared
@@ -81,6 +82,7 @@ def test_bounded_sum_equals_the_loop(name: str, kind: str) -> None:
 @pytest.mark.parametrize("kind", SCALES)
 @pytest.mark.parametrize("name", CASES)
 def test_gradients_that_are_not_kept(name: str, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chunked, "_CACHED", 0)
     monkeypatch.setattr(ConvolutionGradient, "affordable", lambda self: False)
     check(*CASES[name], kind)
 
@@ -95,11 +97,13 @@ def test_images_larger_than_the_cache(
     check(*CASES[name], "general")
 
 
+@pytest.mark.parametrize("room", [0, 110, 2**20])
 @pytest.mark.parametrize("affordable", [True, False])
 @pytest.mark.parametrize("kind", SCALES)
 def test_examples_that_are_not_finite_count_as_zero(
-    kind: str, affordable: bool, monkeypatch: pytest.MonkeyPatch
+    kind: str, affordable: bool, room: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(chunked, "_CACHED", room)
     monkeypatch.setattr(ConvolutionGradient, "affordable", lambda self: affordable)
     inputs = torch.randn(5, 3, 6, 6)
     module = nn.Conv2d(3, 4, 3)

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from privagrad.torch.per_example import chunked
 from privagrad.torch.per_example.gradients import FormedGradient, OuterProductGradient
 from privagrad.torch.scales import Scale
 from tests.torch.reference import (
@@ -49,22 +50,64 @@ def test_bounded_sum_equals_the_loop(name: str, kind: str) -> None:
     assert_same(engine_sum(module, squared, inputs, targets, kind, radius), expected)
 
 
-@pytest.mark.parametrize("affordable", [True, False])
+WAYS = {
+    "kept": (0, True),
+    "not kept": (0, False),
+    "in chunks": (50, False),
+    "in other chunks": (10_000, True),
+}
+"""How many numbers of an example are formed together, and whether those of all may be kept."""
+
+
+@pytest.fixture(params=list(WAYS))
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    room, affordable = WAYS[request.param]
+    monkeypatch.setattr(chunked, "_CACHED", room)
+    monkeypatch.setattr(FormedGradient, "affordable", lambda self: affordable)
+
+
+@pytest.mark.usefixtures("way")
 @pytest.mark.parametrize("kind", SCALES)
 @pytest.mark.parametrize("name", [name for name in CASES if "sequence" in name or "grid" in name])
-def test_gradients_that_are_kept_and_not(
-    name: str, kind: str, affordable: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(FormedGradient, "affordable", lambda self: affordable)
+def test_gradients_that_are_kept_and_not(name: str, kind: str) -> None:
     test_bounded_sum_equals_the_loop(name, kind)
 
 
+class SeveralKinds(nn.Module):
+    """Layers whose gradients are formed, beside others."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = nn.Embedding(9, 4)
+        self.windows = nn.Conv1d(4, 5, 3, padding=1)
+        self.states = nn.LSTM(5, 3, batch_first=True)
+        self.out = nn.Linear(3, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.windows(self.words(x).transpose(1, 2)).transpose(1, 2)
+        out: Tensor = self.out(self.states(h)[0])
+        return out
+
+
 @pytest.mark.parametrize("affordable", [True, False])
+@pytest.mark.parametrize("room", [0, 6, 60, 70, 110, 200, 2**20])
 @pytest.mark.parametrize("kind", SCALES)
-def test_examples_that_are_not_finite_count_as_zero(
-    kind: str, affordable: bool, monkeypatch: pytest.MonkeyPatch
+def test_any_part_of_a_model_in_one_pass(
+    room: int, kind: str, affordable: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(chunked, "_CACHED", room)
     monkeypatch.setattr(FormedGradient, "affordable", lambda self: affordable)
+    torch.manual_seed(0)
+    module, inputs = SeveralKinds(), torch.randint(0, 9, (7, 6))
+    targets = torch.linspace(-1, 1, 7)
+    radius = middle_radius(module, squared, inputs, targets, kind)
+    expected = looped(module, squared, inputs, targets, kind, radius)
+    assert_same(engine_sum(module, squared, inputs, targets, kind, radius), expected)
+
+
+@pytest.mark.usefixtures("way")
+@pytest.mark.parametrize("kind", SCALES)
+def test_examples_that_are_not_finite_count_as_zero(kind: str) -> None:
     module, inputs = CASES["linear-sequence"]
     targets, others = torch.linspace(-1, 1, 6), [0, 1, 3, 4, 5]
     bad = inputs.clone()
