@@ -28,6 +28,12 @@ _CACHED = 2**20
 """Numbers in the gradients of one example that are formed together."""
 
 
+def spans(count: int, size: int) -> Iterator[slice]:
+    """Examples, so many at a time."""
+    for start in range(0, count, size):
+        yield slice(start, min(start + size, count))
+
+
 class ChunkedGradients(ABC):
     """The gradients of b examples with respect to several parameters, or rows of these.
 
@@ -47,13 +53,8 @@ class ChunkedGradients(ABC):
     def keep_only(self, examples: Tensor) -> None:
         """Set the gradients of all other examples to 0, whatever they hold."""
 
-    def spans(self) -> Iterator[slice]:
-        """Which examples are taken together."""
-        for start in range(0, self.count, self.chunk_size):
-            yield slice(start, min(start + self.chunk_size, self.count))
-
     def chunks(self) -> Iterator[tuple[slice, list[PerExampleGradient]]]:
-        for examples in self.spans():
+        for examples in spans(self.count, self.chunk_size):
             yield examples, self.chunk(examples)
 
     def gradients(self) -> Iterator[ChunkedGradient]:
@@ -173,11 +174,12 @@ def bounded_sums(
         weights, finite = bound.weights(squares)
     else:
         sources = list(dict.fromkeys(g.source for _, g in together))
-        squares = squares.expand(sources[-1].count)
+        count, size = sources[0].count, min(source.chunk_size for source in sources)
+        squares = squares.expand(count)
         own_scales = [scales[name].part(g.part) for name, g in together]
         parts: list[tuple[Tensor, Tensor]] = []
         sums: dict[int, Tensor] = {}
-        for examples in sources[-1].spans():
+        for examples in spans(count, size):
             chunks = {source: source.chunk(examples) for source in sources}
             own = [chunks[g.source][g.place] for _, g in together]
             paired = list(zip(own_scales, own, strict=True))
@@ -194,10 +196,7 @@ def bounded_sums(
 def _in_one_pass(
     gradients: Sequence[Named], scales: dict[str, Scale]
 ) -> tuple[list[tuple[str, ChunkedGradient]], list[Named]]:
-    """The gradients whose norms and sums are taken in one pass, and the others.
-
-    The source of the last one says how many examples are taken together.
-    """
+    """The gradients whose norms and sums are taken in one pass, and the others."""
     last = next((g.source for _, g in reversed(gradients) if isinstance(g, ChunkedGradient)), None)
     formed: list[tuple[str, FormedGradient]] = []
     joint: list[tuple[str, ChunkedGradient]] = []

@@ -246,7 +246,7 @@ class OuterProductGradient(FormedGradient):
         a, d = self.inputs[:, 0].square(), self.gradients[:, 0].square()
         if scale.entries is None:
             return torch.mv(a, scale.columns) * torch.mv(d, scale.rows)
-        return (torch.mm(d, scale.entries) * a).sum(1)
+        return torch.mm(d, scale.entries).mul_(a).sum(1)
 
     def _squared_norms_by_gram_matrices(self, scale: Scale) -> Tensor:
         """‖Σ_t d_t a_tᵀ‖² = Σ_tt' ⟨d_t, d_t'⟩ ⟨a_t, a_t'⟩, in coordinates where C is 1."""
