@@ -19,8 +19,8 @@ from privagrad.privacy.bounded import Adds, BoundedSum
 from privagrad.privacy.sampling import Rows
 
 _MODES = {
-    "radial": kernels.RADIAL,
-    "euclidean": kernels.EUCLIDEAN,
+    "radial": kernels.BY_GRADIENT,
+    "euclidean": kernels.BY_GRADIENT,
     "rows": kernels.BY_ROWS,
 }
 _PARTS, _SPLIT_FROM, _SPLIT_PLAIN_FROM = 4, 500_000, 1_000_000
@@ -111,7 +111,8 @@ class GlmGradients:
         """
         if total.ellipsoid is None:
             raise ValueError("Expected a sum in the coordinates of an ellipsoid, found none.")
-        shape = (_MODES[projection], total.ellipsoid.whitening, total.ellipsoid.scale)
+        scale = total.ellipsoid.scale if projection == "euclidean" else None
+        shape = (_MODES[projection], total.ellipsoid.whitening, scale)
         total.add_by(self._add, x, batch, shape, pool)
 
     def add_plain(
@@ -121,7 +122,7 @@ class GlmGradients:
 
         It returns 0 and how many gradients were left out because they are not finite.
         """
-        return self._add(total, 1.0, 1.0, x, batch, (kernels.UNBOUNDED, x, x), pool)
+        return self._add(total, 1.0, 1.0, x, batch, (kernels.UNBOUNDED, x, None), pool)
 
     def _add(
         self,
@@ -130,7 +131,7 @@ class GlmGradients:
         limit: float,
         x: Vector,
         batch: Rows,
-        shape: tuple[int, Vector, Vector],
+        shape: tuple[int, Vector, Vector | None],
         pool: Executor | None,
     ) -> tuple[int, int]:
         if not total.size == x.size == self.dim:

@@ -21,7 +21,7 @@ from privagrad._internal.validate import Floats, Integers, Vector
 from privagrad.geometry.ellipsoid import euclidean_norm, secular_root
 from privagrad.glm.losses import class_slopes, lipschitz, slope
 
-RADIAL, EUCLIDEAN, UNBOUNDED, BY_ROWS = 0, 1, 2, 3
+BY_GRADIENT, BY_ROWS, UNBOUNDED = 0, 1, 2
 
 _ROWS = 8
 _INFINITY = math.inf
@@ -43,9 +43,13 @@ class FlatRows(NamedTuple):
 @kernel(reorder=True)
 def add_dense(
     total: Vector, per_unit: float, limit: float, array: Floats, batch: Integers, targets: Vector,
-    x: Vector, code: int, parameter: float, mode: int, whitening: Vector, scale: Vector,
+    x: Vector, code: int, parameter: float, mode: int, whitening: Vector, scale: Vector | None,
 ) -> tuple[int, int]:  # fmt: skip
-    """total += the batch's gradients; how many were shrunk, how many left out as not finite."""
+    """total += the batch's gradients; how many were shrunk, how many left out as not finite.
+
+    Gradients beyond the limit are shrunk, or projected onto the ellipsoid of this scale if one is
+    given. Without it the projection is not compiled, which takes as long as all the rest.
+    """
     dim = x.size
     flat = array.reshape(-1)
     line = 64 // array.itemsize
@@ -83,7 +87,7 @@ def add_dense(
             if mode == UNBOUNDED:
                 for j in range(dim):
                     total[j] += factor * np.float64(array[row, j])
-            elif mode == EUCLIDEAN and shrink < 1.0:
+            elif scale is not None and shrink < 1.0:
                 moved, finite = _onto_ellipsoid(array[row], factor, whitening, scale, limit)
                 if not finite:
                     nonfinite += 1
@@ -102,7 +106,7 @@ def add_dense(
 def add_sparse(
     total: Vector, per_unit: float, limit: float, data: Floats, indices: Integers,
     indptr: Integers, batch: Integers, targets: Vector, x: Vector, code: int, parameter: float,
-    mode: int, whitening: Vector, scale: Vector,
+    mode: int, whitening: Vector, scale: Vector | None,
 ) -> tuple[int, int]:  # fmt: skip
     """`add_dense` for the rows of a canonical CSR matrix."""
     line = 64 // data.itemsize
@@ -137,7 +141,7 @@ def add_sparse(
         if mode == UNBOUNDED:
             for k in range(entries.start, entries.stop):
                 total[indices[k]] += factor * np.float64(data[k])
-        elif mode == EUCLIDEAN and shrink < 1.0:
+        elif scale is not None and shrink < 1.0:
             columns = indices[entries]
             moved, finite = _onto_ellipsoid(
                 data[entries], factor, whitening[columns], scale[columns], limit
@@ -160,7 +164,7 @@ def add_sparse(
 def add_classes(
     total: Vector, per_unit: float, limit: float, table: FlatRows, batch: Integers,
     targets: Vector, x: Vector, code: int, parameter: float, mode: int, whitening: Vector,
-    scale: Vector, classes: int, used: Integers,
+    scale: Vector | None, classes: int, used: Integers,
 ) -> tuple[int, int]:  # fmt: skip
     """`add_dense` for k classes and rows dense or CSR: the gradient is δ ⊗ a, δ = dℓ/dm.
 
@@ -173,7 +177,7 @@ def add_classes(
     lanes = -(-classes // LANES) * LANES
     points = _by_column(x, used, classes, lanes)
     widths = _by_column(whitening, used, classes, lanes)
-    axes = _by_column(scale, used, classes, lanes) if mode == EUCLIDEAN else widths
+    axes = widths if scale is None else _by_column(scale, used, classes, lanes)
     sums = np.zeros(dim * lanes)
     margins, powers = np.zeros(lanes), np.zeros(lanes)
     slopes, squares = margins[:classes], powers[:classes]
@@ -208,7 +212,7 @@ def add_classes(
             for k in range(values.size):
                 for c in range(classes):
                     sums[columns[k] * lanes + c] += slopes[c] * np.float64(values[k])
-        elif mode == EUCLIDEAN and shrink < 1.0:
+        elif scale is not None and shrink < 1.0:
             flat, weights = _outer(values, columns, slopes, widths)
             _, scales = _outer(values, columns, slopes, axes)
             moved, finite = _onto_ellipsoid(flat, 1.0, weights, scales, limit)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import cached_property
+from inspect import unwrap
 from typing import Any, Literal
 
 import numpy as np
@@ -227,7 +228,8 @@ class Loss:
     @property
     def lipschitz(self) -> float:
         """The largest \\|ℓ'\\|."""
-        return float(lipschitz(*self.key))
+        # As a Python function: one number is not worth a kernel.
+        return float(unwrap(lipschitz)(*self.key))
 
     @property
     def smoothness(self) -> float:
