@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
@@ -21,6 +22,9 @@ from privagrad.torch.scales import Scale, accurate
 
 _WINDOWS = 2**20
 """Numbers in the windows that are laid out at a time."""
+
+_SHORT = 16
+"""Rows of outputs below this are gathered: copies of short runs of numbers are slow."""
 
 _GRADIENTS = 2**18
 """Numbers in the gradients that are not kept: they stay close to the processor."""
@@ -152,7 +156,15 @@ class ConvolutionGradient(FormedGradient):
             x.storage_offset() + rows.start * steps[0],
         )
         if self.kernel.numel() > 1:
-            windows = buffer[: windows.numel()].view(windows.shape).copy_(windows)
+            laid_out = buffer[: windows.numel()].view(windows.shape)
+            if repeats == 1 and outputs[-1] < _SHORT:
+                planes = x.reshape(count * x.shape[2], -1)
+                places = _window_places(x.shape[3:], self.kernel, outputs, rows.start, geometry)
+                found = laid_out.view(len(planes), -1)
+                torch.index_select(planes, 1, places.to(x.device), out=found)
+            else:
+                laid_out.copy_(windows)
+            windows = laid_out
         d = d.movedim(2, 1).unflatten(1, (groups, -1))
         t = repeats * outputs.numel()
         return (
@@ -196,3 +208,24 @@ class ConvolutionGradient(FormedGradient):
         inputs, shape = self.inputs.flatten(0, 1), self.parameter.shape
         total = _WEIGHT[len(self.kernel)](inputs, shape, d.flatten(0, 1), *self.geometry)
         return total.reshape(self.parameter.shape[0], -1)
+
+
+@lru_cache(maxsize=64)
+def _window_places(
+    plane: torch.Size, kernel: torch.Size, outputs: torch.Size, top: int, geometry: Geometry
+) -> Tensor:
+    """Where in a padded plane the numbers of all its windows are: (kernel · outputs,), flat.
+
+    `top` is the first row of the outputs.
+    """
+    places = torch.zeros((), dtype=torch.long)
+    dims, size = len(plane), 1
+    for dim in reversed(range(dims)):
+        first = top if dim == 0 else 0
+        own = torch.arange(first, first + outputs[dim]) * geometry.stride[dim]
+        own = own + torch.arange(kernel[dim])[:, None] * geometry.dilation[dim]
+        shape = [1] * (2 * dims)
+        shape[dim], shape[dims + dim] = kernel[dim], outputs[dim]
+        places = places + size * own.view(shape)
+        size *= plane[dim]
+    return places.reshape(-1)
