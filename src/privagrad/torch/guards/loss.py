@@ -162,7 +162,10 @@ class LossGuard(BatchTracer):
 
     def _holds_batch(self, value: Any) -> bool:
         inner = leaves_of(value)
-        return any(isinstance(x, _OF_BATCH) for x in inner) or any(map(self.was_written, inner))
+        for leaf in inner:
+            if isinstance(leaf, _OF_BATCH):
+                return True
+        return bool(self._lost) and any(map(self.was_written, inner))
 
     def watch(self, tensor: Tensor) -> None:
         """Someone looks at the gradient of a tensor, or at its memory."""
