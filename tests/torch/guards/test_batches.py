@@ -521,11 +521,13 @@ class TestRowByRow:
         rows = run.loader._fetching.dataset
         assert isinstance(rows, RowsOfTensors)
         for chosen in ([3, 0, 3, -1], [], [torch.tensor(2), 5], [7]):
-            together = run.loader._fetching.collate_fn(rows.__getitems__(chosen))
+            collate: Any = run.loader._fetching.collate_fn
+            together = collate(rows.__getitems__(chosen))
             expected = CollateAny(default_collate, data)([data[row] for row in chosen])
             assert type(together.batch) is type(expected.batch)
             for found, own in zip(together.batch, expected.batch, strict=True):
-                assert torch.equal(found, own) and found.dtype == own.dtype
+                assert torch.equal(found, own)
+                assert found.dtype == own.dtype
                 assert found.stride() == own.stride()
             assert together.unpadded == expected.unpadded == {}
 

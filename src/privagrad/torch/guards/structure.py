@@ -21,6 +21,7 @@ _LEFT_ALONE = (
 
 
 _ATOMS = frozenset({int, bool, float, str, type(None)})
+_CONTAINERS = frozenset({tuple, list, dict, OrderedDict})
 
 
 def leaves_of(value: Any, whole: tuple[type, ...] = ()) -> list[Any]:
@@ -49,10 +50,11 @@ def _gather_leaves(value: Any, whole: tuple[type, ...], found: list[Any]) -> Non
 
 def _gather_parts(parts: Iterable[Any], whole: tuple[type, ...], found: list[Any]) -> None:
     for part in parts:
-        # Numbers and names are most of what a module holds.
-        if type(part) in _ATOMS:
+        kind = type(part)
+        # Most of what a module holds are numbers, names, and dictionaries of no hooks.
+        if kind in _ATOMS:
             found.append(part)
-        else:
+        elif kind not in _CONTAINERS or part or whole:
             _gather_leaves(part, whole, found)
 
 

@@ -139,8 +139,10 @@ class Trace(list[TraceNode]):
 
 def history(node: TraceNode | None) -> Trace:
     """The trace of a value; empty for None."""
+    if node is None or not node.sources:
+        return Trace([] if node is None else [node])
     done: dict[int, TraceNode] = {}
-    waiting = [] if node is None else [(node, False)]
+    waiting = [(node, False)]
     while waiting:
         here, ready = waiting.pop()
         if ready:

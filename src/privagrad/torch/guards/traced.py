@@ -121,7 +121,6 @@ class _Call:
                 _set(leaf, guard, made, place, False)
         return result
 
-
     def _note(self, leaf: Any) -> Any:
         self.given.append(leaf)
         return leaf

@@ -67,6 +67,8 @@ class Layout:
 
     def numbers(self, shape: Sequence[int], count: int) -> Tensor:
         """The number of the example at each place of a tensor of this shape."""
+        if tuple(shape) == (count,):
+            return torch.arange(count)
         numbers = torch.empty(tuple(shape), dtype=torch.long)
         parts = self.split(numbers, count)
         own = torch.arange(count).reshape(-1, *[1] * (parts.dim() - 1))

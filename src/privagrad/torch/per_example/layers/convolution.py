@@ -24,7 +24,7 @@ _WINDOWS = 2**20
 """Numbers in the windows that are laid out at a time."""
 
 _SHORT = 16
-"""Rows of outputs below this are gathered: copies of short runs of numbers are slow."""
+"""Windows of outputs with shorter rows are gathered: copies of short runs of numbers are slow."""
 
 _GRADIENTS = 2**18
 """Numbers in the gradients that are not kept: they stay close to the processor."""
@@ -146,30 +146,36 @@ class ConvolutionGradient(FormedGradient):
         if any(geometry.padding):
             x = F.pad(x, [p for p in reversed(geometry.padding) for _ in range(2)])
         count, repeats, outputs = x.shape[0], x.shape[1], d.shape[3:]
-        of_example, of_repeat, of_channel, *of_place = x.stride()
-        channels = x.shape[2] // groups
-        steps = [s * place for s, place in zip(geometry.stride, of_place, strict=True)]
-        holes = [s * place for s, place in zip(geometry.dilation, of_place, strict=True)]
-        windows = x.as_strided(
-            (count, groups, channels, *self.kernel, repeats, *outputs),
-            (of_example, channels * of_channel, of_channel, *holes, of_repeat, *steps),
-            x.storage_offset() + rows.start * steps[0],
-        )
-        if self.kernel.numel() > 1:
-            laid_out = buffer[: windows.numel()].view(windows.shape)
-            if repeats == 1 and outputs[-1] < _SHORT:
-                planes = x.reshape(count * x.shape[2], -1)
-                places = _window_places(x.shape[3:], self.kernel, outputs, rows.start, geometry)
-                found = laid_out.view(len(planes), -1)
-                torch.index_select(planes, 1, places.to(x.device), out=found)
-            else:
-                laid_out.copy_(windows)
-            windows = laid_out
+        if repeats == 1 and outputs[-1] < _SHORT and self.kernel.numel() > 1:
+            planes = x.reshape(count * x.shape[2], -1)
+            places = _window_places(x.shape[3:], self.kernel, outputs, rows.start, geometry)
+            windows = buffer[: len(planes) * len(places)].view(len(planes), -1)
+            torch.index_select(planes, 1, places.to(x.device), out=windows)
+        else:
+            windows = self._view_of_windows(x, outputs, rows.start)
+            if self.kernel.numel() > 1:
+                windows = buffer[: windows.numel()].view(windows.shape).copy_(windows)
         d = d.movedim(2, 1).unflatten(1, (groups, -1))
         t = repeats * outputs.numel()
         return (
             d.reshape(count * groups, -1, t),
-            windows.reshape(count * groups, channels * self.kernel.numel(), t),
+            windows.reshape(count * groups, x.shape[2] // groups * self.kernel.numel(), t),
+        )
+
+    def _view_of_windows(self, x: Tensor, outputs: torch.Size, top: int) -> Tensor:
+        """(c, groups, channels, *kernel, r, *outputs) in the memory of padded inputs.
+
+        `top` is the first row of the outputs.
+        """
+        geometry, groups = self.geometry, self.geometry.groups
+        of_example, of_repeat, of_channel, *of_place = x.stride()
+        channels = x.shape[2] // groups
+        steps = [s * place for s, place in zip(geometry.stride, of_place, strict=True)]
+        holes = [s * place for s, place in zip(geometry.dilation, of_place, strict=True)]
+        return x.as_strided(
+            (x.shape[0], groups, channels, *self.kernel, x.shape[1], *outputs),
+            (of_example, channels * of_channel, of_channel, *holes, of_repeat, *steps),
+            x.storage_offset() + top * steps[0],
         )
 
     def squared_norms_unkept(self, scale: Scale) -> Tensor:
