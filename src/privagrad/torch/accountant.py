@@ -50,18 +50,24 @@ class Accountant:
     def charge(self, event: GaussianEvent | None) -> Charge:
         """Note one release, before it is made; None: one without noise."""
         self.check_process()
-        record: dict[str, Any] = {"run": self.run, "event": None}
         entry = None
         if event is None:
             self.unprotected += 1
         else:
-            entry = (self.run, replace(event, count=1))
+            entry = (self.run, event if event.count == 1 else replace(event, count=1))
             self.counts[entry] = self.counts.get(entry, 0) + 1
+        if self._journals:
+            self._write(entry)
+        return Charge(entry)
+
+    def _write(self, entry: Entry | None) -> None:
+        """Note a release that has been counted beside all checkpoints that are followed."""
+        record: dict[str, Any] = {"run": self.run, "event": None}
+        if entry is not None:
             record |= {"event": as_json(entry[1]), "count": self.counts[entry]}
         for journal in self._journals:
             with journal.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(record) + "\n")
-        return Charge(entry)
 
     def exchange(self, charge: Charge, event: GaussianEvent | None) -> Charge:
         """Note that a release charged before is made with other noise than was expected.

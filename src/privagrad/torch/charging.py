@@ -133,4 +133,6 @@ class BatchCharges:
 
 def _at(event: GaussianEvent, noise: float) -> GaussianEvent | None:
     """The event at this noise; None without noise."""
+    if noise == event.noise_multiplier:
+        return event
     return replace(event, noise_multiplier=noise) if noise > 0 else None

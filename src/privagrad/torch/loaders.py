@@ -84,6 +84,8 @@ class PrivateLoader(DataLoader[Any]):
         options["worker_init_fn"] = partial(_start_worker, loader.worker_init_fn)
         collate = getattr(loader.collate_fn, "collate", loader.collate_fn)
         plain = collate is default_collate and _is_of_plain_tensors(loader.dataset)
+        if plain:
+            options["collate_fn"] = _as_fetched
         rows = RowsOfTensors if plain else RowByRow
         self._fetching = DataLoader(rows(loader.dataset), **options)
 
@@ -132,13 +134,17 @@ class RowByRow(Dataset[Any]):
 
 
 class RowsOfTensors(RowByRow):
-    """The rows of plain tensors: PyTorch's own data set makes nothing of several at a time."""
+    """The rows of plain tensors: PyTorch's own data set makes nothing of several at a time.
 
-    def __getitems__(self, rows: list[Any]) -> list[tuple[Tensor, ...]]:
-        if any(type(row) is not int for row in rows):
-            return [self[row] for row in rows]
+    Nor does its own way of collating them: a batch is one look-up in each tensor.
+    """
+
+    def __getitems__(self, rows: list[Any]) -> Collated:
+        if any(type(row) is not int or row < 0 for row in rows):
+            return Collated(default_collate([self[row] for row in rows]), {})
         index = torch.tensor(rows, dtype=torch.long)
-        return list(zip(*(tensor[index].unbind() for tensor in self.dataset.tensors), strict=True))
+        tensors = self.dataset.tensors
+        return Collated([t.index_select(0, index.to(t.device)) for t in tensors], {})
 
 
 def _is_of_plain_tensors(dataset: Any) -> bool:
@@ -169,6 +175,10 @@ class Collated(NamedTuple):
 
     batch: Any
     unpadded: UnpaddedRows
+
+
+def _as_fetched(batch: Collated) -> Collated:
+    return batch
 
 
 class CollateAny:

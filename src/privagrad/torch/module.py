@@ -144,7 +144,10 @@ class PrivateModule(nn.Module):
 
 
 def _refuse_autocast(inputs: Any) -> None:
-    for device in {tensor.device.type for tensor in tensors_of(inputs)}:
+    # Where the tensors are is no computation to be traced.
+    with torch._C.DisableTorchFunctionSubclass():
+        devices = {tensor.device.type for tensor in tensors_of(inputs)}
+    for device in devices:
         if torch.is_autocast_enabled(device):
             raise RuntimeError(
                 f"Expected a forward pass without autocast, found autocast for {device}: norms of "

@@ -120,8 +120,9 @@ class PoissonBatches(Sampler[list[int]]):
         return self
 
     def __iter__(self) -> Iterator[list[int]]:
-        for batch in poisson_batches(len(self.share), self.rate, self.steps, self._generator):
-            yield [self.share[int(row)] for row in batch]
+        share = self.share
+        for batch in poisson_batches(len(share), self.rate, self.steps, self._generator):
+            yield [share[row] for row in batch.tolist()]
 
 
 def rows_of(loader: DataLoader[Any]) -> int:

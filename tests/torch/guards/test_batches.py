@@ -514,13 +514,22 @@ class TestRowByRow:
         assert torch.equal(found, table().tensors[0])
 
     def test_rows_of_plain_tensors_are_those_of_the_data_set(self) -> None:
-        data = table()
-        rows = RowsOfTensors(data)
+        x, y = table().tensors
+        data = TensorDataset(x, x.reshape(-1, 1, 5).transpose(1, 2), y)
+        run = of(data=data)
+        assert isinstance(run.loader, PrivateLoader)
+        rows = run.loader._fetching.dataset
+        assert isinstance(rows, RowsOfTensors)
         for chosen in ([3, 0, 3, -1], [], [torch.tensor(2), 5], [7]):
-            together, single = rows.__getitems__(chosen), [data[row] for row in chosen]
-            assert [len(row) for row in together] == [len(row) for row in single]
-            for found, expected in zip(together, single, strict=True):
-                assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+            collate: Any = run.loader._fetching.collate_fn
+            together = collate(rows.__getitems__(chosen))
+            expected = CollateAny(default_collate, data)([data[row] for row in chosen])
+            assert type(together.batch) is type(expected.batch)
+            for found, own in zip(together.batch, expected.batch, strict=True):
+                assert torch.equal(found, own)
+                assert found.dtype == own.dtype
+                assert found.stride() == own.stride()
+            assert together.unpadded == expected.unpadded == {}
 
     def test_only_plain_tensors_are_fetched_together(self) -> None:
         class Own(TensorDataset):

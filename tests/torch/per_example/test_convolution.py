@@ -89,12 +89,28 @@ def test_gradients_that_are_not_kept(name: str, kind: str, monkeypatch: pytest.M
 
 @pytest.mark.filterwarnings("ignore:Using padding='same'")
 @pytest.mark.parametrize("windows", [1, 400])
+@pytest.mark.parametrize("short", [0, 16])
 @pytest.mark.parametrize("name", CASES)
 def test_images_larger_than_the_cache(
-    name: str, windows: int, monkeypatch: pytest.MonkeyPatch
+    name: str, short: int, windows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(convolution, "_SHORT", short)
     monkeypatch.setattr(convolution, "_WINDOWS", windows)
     check(*CASES[name], "general")
+
+
+@pytest.mark.filterwarnings("ignore:Using padding='same'")
+@pytest.mark.parametrize("name", CASES)
+def test_windows_that_are_gathered_are_those_that_are_copied(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sums = []
+    module, inputs = CASES[name]
+    targets = torch.linspace(-1, 1, len(inputs))
+    for short in (0, 16):
+        monkeypatch.setattr(convolution, "_SHORT", short)
+        sums.append(engine_sum(module, squared, inputs, targets, "general", 1.0))
+    assert all(torch.equal(a, b) for a, b in zip(*sums, strict=True))
 
 
 @pytest.mark.parametrize("room", [0, 110, 2**20])

@@ -87,7 +87,12 @@ def seed(states: tuple[Any, Any] | None = None) -> None:
 
     Those of Python and NumPy are the ones that follow on `states`, if they are given.
     """
-    _set_states(states or _SEEDED)
+    if states is None or states is _SEEDED:
+        # The same states, much faster than NumPy sets any.
+        random.seed(0)
+        np.random.seed(0)  # noqa: NPY002
+    else:
+        _set_states(states)
     # torch.manual_seed keeps a stack trace of every call for devices that were never used.
     torch.default_generator.manual_seed(0)
     if torch.cuda.is_initialized():

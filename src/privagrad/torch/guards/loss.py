@@ -8,7 +8,7 @@ a few examples, on each of them alone, and with other examples beside them.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -66,9 +66,9 @@ class LossGuard(BatchTracer):
         """The backward pass of a loss, which has been checked; not `whole` for some inputs only."""
         self._expected: list[ExpectedGradients] = []
         with torch._C.DisableTorchFunctionSubclass():
+            steps = history(node_of(loss) if self.verify else loss.node)
             if self.verify:
-                self._check(loss)
-            steps = history(loss.node)
+                self._check(loss, steps)
             if any(isinstance(s, SeparateLoss) or is_random(s.name, s.constants) for s in steps):
                 # Gradients of that loss arrive at the outputs too; random ones are others.
                 self._expected.clear()
@@ -121,7 +121,7 @@ class LossGuard(BatchTracer):
             self.other_batch()
         if not self.verify:
             return
-        _refuse_several_batches(tensors, "inputs of the module")
+        _refuse_several_batches(itertools.chain(*steps), "inputs of the module")
         for place, (tensor, node) in enumerate(zip(tensors, nodes, strict=True)):
             if node is None:
                 self._refuse_unknown_input(tensor, first=place == 0)
@@ -149,9 +149,13 @@ class LossGuard(BatchTracer):
         if not self.verify:
             return
         for part in modules_of(module):
-            if not self._holds_batch([part._buffers, part._parameters, vars(part)]):
+            kept = vars(part)
+            # They are attributes themselves, unless the class keeps them elsewhere.
+            tensors = {"_buffers": part._buffers, "_parameters": part._parameters}
+            apart = [own for name, own in tensors.items() if own is not kept.get(name)]
+            if not self._holds_batch([kept, *apart]):
                 continue
-            kept = {**vars(part), **part._buffers, **part._parameters}
+            kept = {**kept, **part._buffers, **part._parameters}
             owner = next(name for name, found in module.named_modules() if found is part)
             own = [name for name, value in kept.items() if self._holds_batch(value)][-1]
             raise UnverifiedError(
@@ -162,7 +166,10 @@ class LossGuard(BatchTracer):
 
     def _holds_batch(self, value: Any) -> bool:
         inner = leaves_of(value)
-        return any(isinstance(x, _OF_BATCH) for x in inner) or any(map(self.was_written, inner))
+        for leaf in inner:
+            if isinstance(leaf, _OF_BATCH):
+                return True
+        return bool(self._lost) and any(map(self.was_written, inner))
 
     def watch(self, tensor: Tensor) -> None:
         """Someone looks at the gradient of a tensor, or at its memory."""
@@ -177,9 +184,9 @@ class LossGuard(BatchTracer):
         """Refuse values for a criterion whose rows hold something of other examples."""
         if not self.verify:
             return
-        _refuse_several_batches(tensors, "values for a criterion")
-        for tensor in tensors:
-            steps = history(node_of(tensor))
+        traces = [history(node_of(tensor)) for tensor in tensors]
+        _refuse_several_batches(itertools.chain(*traces), "values for a criterion")
+        for steps in traces:
             self._refuse_unknown(steps)
             if not isinstance(steps[-1], Leaf):
                 self._if_due(steps, self._check_input)
@@ -187,13 +194,12 @@ class LossGuard(BatchTracer):
     def _check_input(self, trace: Trace) -> None:
         refuse_moving_rows(trace[-1:], "an input of the module")
 
-    def _check(self, loss: TracedTensor) -> None:
-        steps = history(node_of(loss))
+    def _check(self, loss: TracedTensor, steps: Trace) -> None:
         self._refuse_unknown(steps)
         counts = {s.count for s in steps if isinstance(s, Output | SeparateLoss)}
         if counts == {0}:
             return
-        _refuse_several_batches([loss], "a loss")
+        _refuse_several_batches(steps, "a loss")
         if not counts or loss.node is None:
             raise UnverifiedError(
                 "Expected a loss of outputs of the private module in training mode, found none. "
@@ -263,10 +269,13 @@ def _refuse_unknown_leaf(step: TraceNode) -> None:
         )
 
 
-def _refuse_several_batches(tensors: Sequence[Tensor], what: str) -> None:
-    steps = [step for tensor in tensors for step in history(node_of(tensor))]
-    batches = {s.batch for s in steps if isinstance(s, Output)}
-    batches |= {s.number for s in steps if isinstance(s, BatchTensor)}
+def _refuse_several_batches(steps: Iterable[TraceNode], what: str) -> None:
+    batches: set[int | None] = set()
+    for step in steps:
+        if isinstance(step, Output):
+            batches.add(step.batch)
+        elif isinstance(step, BatchTensor):
+            batches.add(step.number)
     if len(batches - {None}) > 1:
         raise UnverifiedError(
             f"Expected {what} of one batch, found several: a row that is in two of them would "

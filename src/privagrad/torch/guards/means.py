@@ -43,7 +43,10 @@ def _of_examples(func: Any, *args: Any, **kwargs: Any) -> tuple[Tensor, Any]:
 
     if not input.requires_grad or guard is None or node is None:
         return as_pytorch()
-    if target.is_floating_point() or not target.numel():
+    with torch._C.DisableTorchFunctionSubclass():
+        are_classes = not target.is_floating_point()
+    # The number of targets is read in the open: the data may have chosen it.
+    if not are_classes or not target.numel():
         return as_pytorch()
     if func is F.cross_entropy and torch.is_grad_enabled():
         with torch._C.DisableTorchFunctionSubclass():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from statistics import NormalDist
 from typing import Any
@@ -165,7 +165,7 @@ _REPLACED: dict[str, Callable[[Any, Any, Any], Any]] = {
 }  # fmt: skip
 
 
-def is_random(name: str, constants: list[Any]) -> bool:
+def is_random(name: str, constants: Sequence[Any]) -> bool:
     """Whether a call draws random numbers, as far as its name and its constants tell."""
     if name in _WITH_DROPOUT:
         return any(isinstance(value, float) and 0 < value < 1 for value in constants)

@@ -20,6 +20,10 @@ _LEFT_ALONE = (
 )  # fmt: skip
 
 
+_ATOMS = frozenset({int, bool, float, str, type(None)})
+_CONTAINERS = frozenset({tuple, list, dict, OrderedDict})
+
+
 def leaves_of(value: Any, whole: tuple[type, ...] = ()) -> list[Any]:
     """PyTorch's `tree_leaves`, several times as fast for ordinary containers.
 
@@ -35,15 +39,35 @@ def _gather_leaves(value: Any, whole: tuple[type, ...], found: list[Any]) -> Non
     if whole and isinstance(value, whole):
         found.append(value)
     elif kind is tuple or kind is list or isinstance(value, deque):
-        for part in value:
-            _gather_leaves(part, whole, found)
+        _gather_parts(value, whole, found)
     elif kind is dict or kind is OrderedDict:
-        for part in value.values():
-            _gather_leaves(part, whole, found)
+        _gather_parts(value.values(), whole, found)
     elif kind in SUPPORTED_NODES or isinstance(value, tuple):
         found += tree_leaves(value, is_leaf=lambda part: isinstance(part, whole))
     else:
         found.append(value)
+
+
+def _gather_parts(parts: Iterable[Any], whole: tuple[type, ...], found: list[Any]) -> None:
+    for part in parts:
+        kind = type(part)
+        # Most of what a module holds are numbers, names, and dictionaries of no hooks.
+        if kind in _ATOMS:
+            found.append(part)
+        elif kind not in _CONTAINERS or part or whole:
+            _gather_leaves(part, whole, found)
+
+
+def map_leaves(function: Callable[[Any], Any], value: Any) -> Any:
+    """PyTorch's `tree_map`, several times as fast for ordinary containers."""
+    kind = type(value)
+    if kind is tuple or kind is list:
+        return kind([map_leaves(function, part) for part in value])
+    if kind is dict:
+        return {key: map_leaves(function, part) for key, part in value.items()}
+    if kind in SUPPORTED_NODES or isinstance(value, tuple):
+        return tree_map(function, value)
+    return function(value)
 
 
 def modules_of(module: nn.Module) -> list[nn.Module]:
@@ -95,7 +119,7 @@ def _mapped(function: Callable[[Tensor], Tensor], value: Any, twins: dict[int, A
             return leaf
         return _twin(leaf, twins, lambda part: _mapped(function, part, twins))
 
-    return tree_map(mapped, value)
+    return map_leaves(mapped, value)
 
 
 def _twin(leaf: Any, twins: dict[int, Any], mapped: Callable[[Any], Any]) -> Any:

@@ -23,9 +23,17 @@ class TraceNode:
     chosen: tuple[int, ...] | None = None
     """The shape of rows that the data have chosen."""
 
+    sources: Sequence[TraceNode] = ()
+    constants: Sequence[Any] = ()
+    given: Sequence[Any] = ()
+    """What the function was given: `sources` and `constants`."""
+
     def __init__(self, made: Any, place: int, written: bool, differentiable: bool) -> None:
         self.made, self.place, self.written = made, place, written
         self.differentiable = differentiable
+        self.given = leaves_of(made[1:])
+        self.sources = [x for x in self.given if isinstance(x, TraceNode)]
+        self.constants = [x for x in self.given if not isinstance(x, TraceNode)]
         self.of_outputs: bool = any(source.of_outputs for source in self.sources)
 
     @property
@@ -34,23 +42,11 @@ class TraceNode:
 
     def forget(self) -> None:
         self.made = None
-
-    @property
-    def given(self) -> list[Any]:
-        """What the function was given: `sources` and `constants`."""
-        return leaves_of(self.made[1:]) if self.made else []
-
-    @property
-    def sources(self) -> list[TraceNode]:
-        return [x for x in self.given if isinstance(x, TraceNode)]
+        self.given = self.sources = self.constants = ()
 
     @property
     def name(self) -> str:
         return getattr(self.made[0], "__name__", str(self.made[0])) if self.made else ""
-
-    @property
-    def constants(self) -> list[Any]:
-        return [x for x in self.given if not isinstance(x, TraceNode)]
 
 
 class Leaf(TraceNode):
@@ -143,8 +139,10 @@ class Trace(list[TraceNode]):
 
 def history(node: TraceNode | None) -> Trace:
     """The trace of a value; empty for None."""
+    if node is None or not node.sources:
+        return Trace([] if node is None else [node])
     done: dict[int, TraceNode] = {}
-    waiting = [] if node is None else [(node, False)]
+    waiting = [(node, False)]
     while waiting:
         here, ready = waiting.pop()
         if ready:

@@ -8,11 +8,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from privagrad.torch.guards.constants import of_batch
 from privagrad.torch.guards.means import MEANS
-from privagrad.torch.guards.structure import leaves_of
+from privagrad.torch.guards.structure import leaves_of, map_leaves
 from privagrad.torch.guards.trace import TraceNode, chooses, history
 
 
@@ -79,7 +78,9 @@ class _Call:
 
     def __init__(self, func: Any, args: Any, kwargs: Any) -> None:
         self.func = func
-        self.given, self.structure = tree_flatten([args, kwargs])
+        self.given: list[Any] = []
+        # In containers of our own: the function may change those that it is given.
+        self._arguments = map_leaves(self._note, [args, kwargs])
         self.versions = [_version(x) for x in self.given]
         self.nodes = [node_of(x) for x in self.given]
         guards = (x.guard for x in self.given if isinstance(x, TracedTensor) and x.guard)
@@ -102,14 +103,14 @@ class _Call:
         traced = [
             x if node is None else node for x, node in zip(self.given, self.nodes, strict=True)
         ]
-        made = made or (func, *tree_unflatten(traced, self.structure))
+        made = made or (func, *self._with(traced))
         if func in _SQUEEZES and len(self.given) == 1:
             # A single example would lose its dimension too.
             single = tuple(dim for dim, size in enumerate(self.given[0].shape) if size == 1)
             made = (func, [traced[0], single], {})
         if self.target is not None and isinstance(result, TracedTensor):
             # What is returned can be computed again, from the tensor as it was.
-            made = (func, *tree_unflatten([self.target, *traced[1:]], self.structure))
+            made = (func, *self._with([self.target, *traced[1:]]))
             _set(result, guard, made, 0, True)
         for place, x in enumerate(self.given):
             if isinstance(x, Tensor) and _version(x) != self.versions[place]:
@@ -119,6 +120,15 @@ class _Call:
             if isinstance(leaf, TracedTensor) and id(leaf) not in known:
                 _set(leaf, guard, made, place, False)
         return result
+
+    def _note(self, leaf: Any) -> Any:
+        self.given.append(leaf)
+        return leaf
+
+    def _with(self, leaves: list[Any]) -> Any:
+        """The arguments with other leaves, in new containers."""
+        waiting = iter(leaves)
+        return map_leaves(lambda _: next(waiting), self._arguments)
 
 
 WATCHES: set[Any] = {
@@ -202,6 +212,6 @@ def _backward(loss: Any, *args: Any, **kwargs: Any) -> None:
 def untraced(value: Any) -> Any:
     """`value` with plain tensors in place of traced ones."""
     with torch._C.DisableTorchFunctionSubclass():
-        return tree_map(
+        return map_leaves(
             lambda x: x.as_subclass(Tensor) if isinstance(x, TracedTensor) else x, value
         )

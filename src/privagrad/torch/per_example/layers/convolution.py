@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
@@ -21,6 +22,9 @@ from privagrad.torch.scales import Scale, accurate
 
 _WINDOWS = 2**20
 """Numbers in the windows that are laid out at a time."""
+
+_SHORT = 16
+"""Windows of outputs with shorter rows are gathered: copies of short runs of numbers are slow."""
 
 _GRADIENTS = 2**18
 """Numbers in the gradients that are not kept: they stay close to the processor."""
@@ -142,22 +146,36 @@ class ConvolutionGradient(FormedGradient):
         if any(geometry.padding):
             x = F.pad(x, [p for p in reversed(geometry.padding) for _ in range(2)])
         count, repeats, outputs = x.shape[0], x.shape[1], d.shape[3:]
-        of_example, of_repeat, of_channel, *of_place = x.stride()
-        channels = x.shape[2] // groups
-        steps = [s * place for s, place in zip(geometry.stride, of_place, strict=True)]
-        holes = [s * place for s, place in zip(geometry.dilation, of_place, strict=True)]
-        windows = x.as_strided(
-            (count, groups, channels, *self.kernel, repeats, *outputs),
-            (of_example, channels * of_channel, of_channel, *holes, of_repeat, *steps),
-            x.storage_offset() + rows.start * steps[0],
-        )
-        if self.kernel.numel() > 1:
-            windows = buffer[: windows.numel()].view(windows.shape).copy_(windows)
+        if repeats == 1 and outputs[-1] < _SHORT and self.kernel.numel() > 1:
+            planes = x.reshape(count * x.shape[2], -1)
+            places = _window_places(x.shape[3:], self.kernel, outputs, rows.start, geometry)
+            windows = buffer[: len(planes) * len(places)].view(len(planes), -1)
+            torch.index_select(planes, 1, places.to(x.device), out=windows)
+        else:
+            windows = self._view_of_windows(x, outputs, rows.start)
+            if self.kernel.numel() > 1:
+                windows = buffer[: windows.numel()].view(windows.shape).copy_(windows)
         d = d.movedim(2, 1).unflatten(1, (groups, -1))
         t = repeats * outputs.numel()
         return (
             d.reshape(count * groups, -1, t),
-            windows.reshape(count * groups, channels * self.kernel.numel(), t),
+            windows.reshape(count * groups, x.shape[2] // groups * self.kernel.numel(), t),
+        )
+
+    def _view_of_windows(self, x: Tensor, outputs: torch.Size, top: int) -> Tensor:
+        """(c, groups, channels, *kernel, r, *outputs) in the memory of padded inputs.
+
+        `top` is the first row of the outputs.
+        """
+        geometry, groups = self.geometry, self.geometry.groups
+        of_example, of_repeat, of_channel, *of_place = x.stride()
+        channels = x.shape[2] // groups
+        steps = [s * place for s, place in zip(geometry.stride, of_place, strict=True)]
+        holes = [s * place for s, place in zip(geometry.dilation, of_place, strict=True)]
+        return x.as_strided(
+            (x.shape[0], groups, channels, *self.kernel, x.shape[1], *outputs),
+            (of_example, channels * of_channel, of_channel, *holes, of_repeat, *steps),
+            x.storage_offset() + top * steps[0],
         )
 
     def forms_for_norms(self, scale: Scale) -> bool:
@@ -200,3 +218,24 @@ class ConvolutionGradient(FormedGradient):
         inputs, shape = self.inputs.flatten(0, 1), self.parameter.shape
         total = _WEIGHT[len(self.kernel)](inputs, shape, d.flatten(0, 1), *self.geometry)
         return total.reshape(self.parameter.shape[0], -1)
+
+
+@lru_cache(maxsize=64)
+def _window_places(
+    plane: torch.Size, kernel: torch.Size, outputs: torch.Size, top: int, geometry: Geometry
+) -> Tensor:
+    """Where in a padded plane the numbers of all its windows are: (kernel · outputs,), flat.
+
+    `top` is the first row of the outputs.
+    """
+    places = torch.zeros((), dtype=torch.long)
+    dims, size = len(plane), 1
+    for dim in reversed(range(dims)):
+        first = top if dim == 0 else 0
+        own = torch.arange(first, first + outputs[dim]) * geometry.stride[dim]
+        own = own + torch.arange(kernel[dim])[:, None] * geometry.dilation[dim]
+        shape = [1] * (2 * dims)
+        shape[dim], shape[dims + dim] = kernel[dim], outputs[dim]
+        places = places + size * own.view(shape)
+        size *= plane[dim]
+    return places.reshape(-1)
