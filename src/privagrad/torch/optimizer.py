@@ -21,7 +21,7 @@ from privagrad.torch.per_example.chunked import Bound, bounded_sums
 from privagrad.torch.per_example.gradients import PerExampleGradient
 from privagrad.torch.per_example.tape import Tape
 from privagrad.torch.processes import Processes
-from privagrad.torch.scales import Scale, accurate, as_matrix
+from privagrad.torch.scales import Scale, accurate, matrix_shape
 
 FLOAT32 = 2.0**-10
 """What norms and sums in float32 may be off, counted as sensitivity."""
@@ -183,9 +183,11 @@ class PrivateOptimizer(Optimizer):
         """What the current batch is bounded and released with; fixed by its first part."""
         if self._agreed is None:
             own = ReleaseTerms(self.noise_multiplier, self.max_grad_norm, self.expected_batch_size)
-            values = torch.tensor(own, dtype=torch.float64)
-            self._processes.agree(values)
-            self._agreed = ReleaseTerms(*values.tolist())
+            if self._processes.count > 1:
+                values = torch.tensor(own, dtype=torch.float64)
+                self._processes.agree(values)
+                own = ReleaseTerms(*values.tolist())
+            self._agreed = own
         return self._agreed
 
     def zero_grad(self, set_to_none: bool = True) -> None:
@@ -212,7 +214,7 @@ class PrivateOptimizer(Optimizer):
         self.non_finite += non_finite
         for name, part, total in totals:
             if name not in self._sums:
-                shape = as_matrix(self.tape.parameters[name]).shape
+                shape = matrix_shape(self.tape.parameters[name])
                 if total.shape == shape:
                     self._sums[name] = total
                     continue

@@ -21,6 +21,11 @@ def as_matrix(tensor: Tensor) -> Tensor:
     return tensor.reshape(tensor.shape[0], -1) if tensor.dim() > 0 else tensor.reshape(1, 1)
 
 
+def matrix_shape(tensor: Tensor) -> tuple[int, int]:
+    """That of `as_matrix`."""
+    return (tensor.shape[0], tensor.shape[1:].numel()) if tensor.dim() > 0 else (1, 1)
+
+
 def accurate(tensor: Tensor) -> Tensor:
     """`tensor` in float32 at least, in which norms and sums are taken."""
     return tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor

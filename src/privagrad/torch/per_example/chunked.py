@@ -186,11 +186,12 @@ def bounded_sums(
             parts.append(_add_chunk(paired, squares[examples], bound, sums))
         weights, finite = (torch.cat(part) for part in zip(*parts, strict=True))
         totals += [(name, g.part, sums[place]) for place, (name, g) in enumerate(together)]
-    if not bool(finite.all()):
+    dropped = len(finite) - int(finite.sum())
+    if dropped:
         for _, gradient in others:
             gradient.keep_only(finite)
     totals += [(name, g.part, g.weighted_sum(weights)) for name, g in others]
-    return totals, int((~finite).sum())
+    return totals, dropped
 
 
 def _in_one_pass(

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
+from functools import cached_property
 from itertools import pairwise
 
 import torch
 from torch import Tensor
 
-from privagrad.torch.scales import Scale, accurate, as_matrix
+from privagrad.torch.scales import Scale, accurate, matrix_shape
 
 _CACHED = 2**20
 """Numbers that fit into a processor's cache: examples are taken in chunks of about that size."""
@@ -101,7 +102,14 @@ class PerExampleGradient(ABC):
     @property
     def width(self) -> int:
         """How many numbers one example's gradient has."""
-        return as_matrix(self.parameter)[self.part].numel()
+        rows, columns = self.shape
+        return rows * columns
+
+    @cached_property
+    def shape(self) -> tuple[int, int]:
+        """(m, n), of the part."""
+        rows, columns = matrix_shape(self.parameter)
+        return len(range(rows)[self.part]), columns
 
 
 Gradients = Iterator[PerExampleGradient]
@@ -113,8 +121,7 @@ class DenseGradient(PerExampleGradient):
 
     def __init__(self, parameter: Tensor, gradients: Tensor, part: slice = ALL) -> None:
         super().__init__(parameter, gradients.shape[0], part)
-        matrix = as_matrix(parameter)[part]
-        self.gradients = accurate(gradients).reshape(gradients.shape[0], *matrix.shape)
+        self.gradients = accurate(gradients).reshape(gradients.shape[0], *self.shape)
 
     def examples(self, start: int, stop: int) -> Tensor:
         return self.gradients[start:stop]
@@ -170,7 +177,7 @@ class FormedGradient(PerExampleGradient):
 
     def new_empty(self, count: int) -> Tensor:
         """Memory for the gradients of so many examples."""
-        return self.gradients.new_empty(count, *as_matrix(self.parameter)[self.part].shape)
+        return self.gradients.new_empty(count, *self.shape)
 
     def is_formed(self, scale: Scale) -> bool:
         """Whether each example's gradient is formed for its norm."""
@@ -317,9 +324,8 @@ class SummedGradient(PerExampleGradient):
         self.terms = terms
 
     def examples(self, start: int, stop: int) -> Tensor:
-        matrix = as_matrix(self.parameter)
         first = self.terms[0].examples(start, stop)
-        dense = first.new_zeros(stop - start, *matrix.shape)
+        dense = first.new_zeros(stop - start, *self.shape)
         dense[:, self.terms[0].part] = first
         for term in self.terms[1:]:
             dense[:, term.part] += term.examples(start, stop)
@@ -355,7 +361,7 @@ def without_overlap(gradients: Sequence[PerExampleGradient]) -> list[PerExampleG
     """Gradients of one parameter and the same examples, summed where their rows overlap."""
     if len(gradients) == 1:
         return list(gradients)
-    parts = [range(*own.part.indices(as_matrix(own.parameter).shape[0])) for own in gradients]
+    parts = [range(matrix_shape(own.parameter)[0])[own.part] for own in gradients]
     ordered = sorted(parts, key=lambda part: part.start)
     if all(a.stop <= b.start for a, b in pairwise(ordered)):
         return list(gradients)
