@@ -140,6 +140,44 @@ def test_layers_and_inputs_that_change_after_the_loss_do_not_count() -> None:
     assert torch.equal(changed, same)
 
 
+@pytest.mark.parametrize("how", ["in place", "data", "numpy", "swapped rows"])
+def test_logits_that_change_after_the_loss_do_not_count(how: str) -> None:
+    x, y = rows()
+
+    def backward(model: Any, batch: Any, changed: bool = True) -> None:
+        logits = model(batch[0])
+        F.cross_entropy(logits, batch[1]).backward()
+        if not changed:
+            return
+        if how == "in place":
+            with torch.no_grad():
+                logits[ODD] += 1.0
+        elif how == "data":
+            logits.data[ODD:].mul_(1.001)
+        elif how == "numpy":
+            logits.detach().numpy()[-1, 5] += 0.01
+        else:
+            logits.data.copy_(logits.data.flip(0))
+
+    changed, same = (
+        bounded_sum(lambda: Head(False), [x, y], lambda m, b, c=c: backward(m, b, c), 1.0)
+        for c in (True, False)
+    )
+    assert float((changed - same).abs().max()) <= 1e-5 * float(same.abs().max())
+
+
+def test_rows_that_the_loss_leaves_out_may_hold_anything() -> None:
+    x, y = rows()
+    x = torch.stack([x, torch.full_like(x, torch.inf)], 1)
+
+    def backward(model: Any, batch: Any) -> None:
+        F.cross_entropy(model(batch[0])[:, 0], batch[1]).backward()
+
+    found = bounded_sum(lambda: Head(False), [x, y], backward, 1.0)
+    x[:, 1] = 0.0
+    assert torch.allclose(found, bounded_sum(lambda: Head(False), [x, y], backward, 1.0))
+
+
 def test_a_hook_on_the_graph_of_the_loss_is_refused() -> None:
     x, y = rows()
 

@@ -20,6 +20,7 @@ from privagrad.torch.guards.trace import Output
 from privagrad.torch.per_example.cross_entropy import (
     CrossEntropy,
     LinearCall,
+    Logits,
     RowLosses,
     Rows,
     Sent,
@@ -85,7 +86,7 @@ class LinearOutput:
             # A copy: it is used again in step().
             own = None if weight is None else weight.detach().clone()
             criterion = CrossEntropy(own, ignore_index, label_smoothing)
-            rows = self._rows(target, criterion)
+            rows = self._rows(input, target, criterion)
         if rows is None:
             return F.cross_entropy(
                 input, target, weight, None, ignore_index, None, reduction, label_smoothing
@@ -109,10 +110,8 @@ class LinearOutput:
     def _losses(self, view: Tensor, rows: Rows, criterion: CrossEntropy) -> Tensor:
         """The losses of the view's rows, in their order."""
         layer, x = self.call.layer, self.call.x
-        shape, classes = view.shape, layer.classes
-        table = view.detach().as_strided((len(rows.inputs), classes), (classes, 1), 0)
-        geometry = (tuple(shape), view.stride(), view.storage_offset())
-        places = row_numbers_of_leaf(self.leaf, classes, len(rows.inputs))
+        geometry = (tuple(view.shape), view.stride(), view.storage_offset())
+        places = row_numbers_of_leaf(self.leaf, layer.classes, len(rows.inputs))
 
         def backward_of(factors: Tensor) -> Tensor | None:
             tape = self.tape
@@ -127,10 +126,10 @@ class LinearOutput:
         sent: Sent | None = [] if self.tape.guarded else None
         arriving = x if sent is None else Arrival.apply(x, sent)
         call = (layer, criterion, rows)
-        losses: Tensor = RowLosses.apply(arriving, view, table, call, backward_of, sent)
+        losses: Tensor = RowLosses.apply(arriving, view, call, backward_of, sent)
         return losses[self.rows.reshape(-1)]
 
-    def _rows(self, target: Tensor, criterion: CrossEntropy) -> Rows | None:
+    def _rows(self, view: Tensor, target: Tensor, criterion: CrossEntropy) -> Rows | None:
         """All rows of the layer's input, with the targets of those that are used."""
         own = Rows.of(target[..., None], target.long(), criterion)
         inside = (own.targets >= 0) & (own.targets < self.call.classes)
@@ -142,9 +141,12 @@ class LinearOutput:
         targets = torch.zeros_like(every.targets).index_put_((places,), own.targets)
         counted = torch.zeros_like(every.counted).index_put_((places,), own.counted)
         used = torch.zeros_like(every.counted).index_fill_(0, places, True)
+        classes = self.call.classes
+        table = view.detach().as_strided((len(used), classes), (classes, 1), 0)
         if bool(used.all()):
-            return Rows(every.inputs, targets, counted)
-        return Rows(every.inputs.masked_fill(~used[:, None], 0.0), targets, counted, used)
+            return Rows(every.inputs, targets, counted, logits=Logits(table))
+        kept = every.inputs.masked_fill(~used[:, None], 0.0)
+        return Rows(kept, targets, counted, used, Logits(table))
 
     def _show(
         self,

@@ -8,7 +8,7 @@ smoothing s over m classes,
 
 The gradients of all logits take as much memory as the logits, their softmax as much again. Here
 they are formed for a few rows, used while they are in cache, and dropped: once for the losses and
-the gradients of the inputs, and once more, from the inputs, for those of the weights.
+the gradients of the inputs, and once more, from logits or inputs, for those of the weights.
 """
 
 from __future__ import annotations
@@ -81,16 +81,9 @@ class CrossEntropy:
     ignore_index: int = -100
     label_smoothing: float = 0.0
 
-    def gradient(self, logits: Tensor, targets: Tensor) -> Tensor:
-        """∂loss/∂z of each row, in new memory; targets are classes."""
-        return self._gradient(torch.softmax(accurate(logits), 1), targets)
-
-    def losses_and_gradient(self, logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        """The loss of each row, and ∂loss/∂z."""
-        logits = accurate(logits)
-        shares = torch.softmax(logits, 1)
-        own = shares.gather(1, targets[:, None])[:, 0]
-        logs = own.log()
+    def losses(self, logits: Tensor, targets: Tensor, own: Tensor) -> Tensor:
+        """The loss of each row, from its logits and p_y; targets are classes."""
+        logits, logs = accurate(logits), own.log()
         lost = (own < _TINY).nonzero()[:, 0]
         if len(lost):
             logs[lost] = -F.cross_entropy(logits[lost], targets[lost], reduction="none")
@@ -99,9 +92,10 @@ class CrossEntropy:
             spread = self._spread(logits)
             normaliser = logits.gather(1, targets[:, None])[:, 0] - logs
             losses += spread.sum() * normaliser - logits @ spread
-        return losses, self._gradient(shares, targets)
+        return losses
 
-    def _gradient(self, shares: Tensor, targets: Tensor) -> Tensor:
+    def gradient(self, shares: Tensor, targets: Tensor) -> Tensor:
+        """∂loss/∂z of each row, in the memory of p."""
         factors = self._factors(targets, shares)
         if self.weight is not None:
             shares *= (factors + self._spread(shares).sum())[:, None]
@@ -124,18 +118,44 @@ class CrossEntropy:
         return weight * (self.label_smoothing / classes)
 
 
+def shares_of(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """p of each row, in new memory, and p_y."""
+    shares = torch.softmax(accurate(logits), 1)
+    return shares, shares.gather(1, targets[:, None])[:, 0]
+
+
+class Logits:
+    """What a layer has returned for its rows, (rows, classes): used again unless it has changed.
+
+    PyTorch counts changes in place, but not those by way of `.data` or NumPy. They show in p_y,
+    which is kept of the time when the loss was computed.
+    """
+
+    def __init__(self, table: Tensor) -> None:
+        self.table, self._version = table, table._version
+        self.own = torch.empty(len(table), dtype=accurate(table[:0]).dtype, device=table.device)
+
+    def shares(self, rows: slice | Tensor, targets: Tensor) -> Tensor | None:
+        """p of some rows, if it is what it was."""
+        if self.table._version != self._version:
+            return None
+        shares, own = shares_of(self.table[rows], targets)
+        return shares if torch.equal(own, self.own[rows]) else None
+
+
 @dataclass(frozen=True)
 class Rows:
     """Rows that enter a linear layer, (rows, n), and the classes they are compared with, (rows,).
 
     Those that are not `counted` have the loss 0, and any class; those that are not `used` are not
-    part of the loss at all, and their inputs are 0.
+    part of the loss at all, and their inputs are 0. `logits` are there for layers that return them.
     """
 
     inputs: Tensor
     targets: Tensor
     counted: Tensor
     used: Tensor | None = None
+    logits: Logits | None = None
 
     @classmethod
     def of(cls, x: Tensor, targets: Tensor, criterion: CrossEntropy) -> Rows:
@@ -148,6 +168,7 @@ class CrossEntropyGradients(ChunkedGradients):
     """Of W, and b, from inputs (b, T, n), targets (b, T) and each row's factor in the loss (b, T).
 
     ∂loss/∂z is that of the row's own loss: its factor goes to the input, which is smaller.
+    `numbers` are the rows' places in `logits`, (b, T), where these exist.
     """
 
     def __init__(
@@ -158,6 +179,8 @@ class CrossEntropyGradients(ChunkedGradients):
         targets: Tensor,
         factors: Tensor,
         trains: Callable[[Tensor | None], bool],
+        logits: Logits | None,
+        numbers: Tensor,
     ) -> None:
         trained = [(p, ALL) for p in (layer.weight, layer.bias) if p is not None and trains(p)]
         size = max(1, _CACHED // max(1, inputs.shape[1] * layer.classes))
@@ -165,13 +188,16 @@ class CrossEntropyGradients(ChunkedGradients):
         self.layer, self.criterion = layer, criterion
         self.inputs, self.targets = inputs, targets
         self.factors = accurate(factors)
+        self.logits, self.numbers = logits, numbers
         self._dropped: Tensor | None = None
 
     def chunk(self, examples: slice) -> list[PerExampleGradient]:
         inputs, factors = self.inputs[examples], self.factors[examples]
-        flat = inputs.reshape(-1, inputs.shape[2])
-        d = self.criterion.gradient(self.layer.logits(flat), self.targets[examples].reshape(-1))
-        d = d.view(*inputs.shape[:2], -1)
+        targets = self.targets[examples].reshape(-1)
+        shares = self._kept_shares(examples, targets)
+        if shares is None:
+            shares, _ = shares_of(self.layer.logits(inputs.reshape(-1, inputs.shape[2])), targets)
+        d = self.criterion.gradient(shares, targets).view(*inputs.shape[:2], -1)
         if self._dropped is not None:
             d = d.masked_fill(self._dropped[examples, None, None], 0.0)
         gradients: list[PerExampleGradient] = []
@@ -184,6 +210,14 @@ class CrossEntropyGradients(ChunkedGradients):
                 gradients.append(DenseGradient(parameter, sums[:, 0]))
         return gradients
 
+    def _kept_shares(self, examples: slice, targets: Tensor) -> Tensor | None:
+        if self.logits is None or not len(targets):
+            return None
+        numbers = self.numbers[examples].reshape(-1)
+        first, last = int(numbers[0]), int(numbers[-1])
+        together = bool((numbers.diff() == 1).all())
+        return self.logits.shares(slice(first, last + 1) if together else numbers, targets)
+
     def keep_only(self, examples: Tensor) -> None:
         others = ~examples
         self._dropped = others if self._dropped is None else others | self._dropped
@@ -194,9 +228,9 @@ class CrossEntropyGradients(ChunkedGradients):
 class RowLosses(torch.autograd.Function):
     """The losses of rows, (rows,), with their gradients in the inputs `x` of the layer.
 
-    `logits` are the layer's outputs, in any view, and `table` the same as (rows, classes), where
-    they exist. `backward_of` is given the gradient of each row's loss in the backward pass. Where
-    it returns a gradient of `logits`, that one goes back in place of the gradient of `x`.
+    `logits` are the layer's outputs, in any view, where they exist. `backward_of` is given the
+    gradient of each row's loss in the backward pass. Where it returns a gradient of `logits`, that
+    one goes back in place of the gradient of `x`.
     """
 
     @staticmethod
@@ -204,7 +238,6 @@ class RowLosses(torch.autograd.Function):
         ctx: Any,
         x: Tensor,
         logits: Tensor | None,
-        table: Tensor | None,
         call: tuple[Linear, CrossEntropy, Rows],
         backward_of: Callable[[Tensor], Tensor | None],
         sent: Sent | None = None,
@@ -213,9 +246,14 @@ class RowLosses(torch.autograd.Function):
         losses = accurate(rows.inputs).new_empty(len(rows.inputs))
         dx = torch.empty_like(rows.inputs) if ctx.needs_input_grad[0] else None
         for part in layer.chunks(len(losses)):
-            z = layer.logits(rows.inputs[part]) if table is None else table[part]
-            losses[part], d = criterion.losses_and_gradient(z, rows.targets[part])
+            kept, targets = rows.logits, rows.targets[part]
+            z = layer.logits(rows.inputs[part]) if kept is None else kept.table[part]
+            shares, own = shares_of(z, targets)
+            losses[part] = criterion.losses(z, targets, own)
+            if kept is not None:
+                kept.own[part] = own
             if dx is not None:
+                d = criterion.gradient(shares, targets)
                 torch.mm(d.to(dx.dtype), layer.values, out=dx[part])
         if dx is not None and rows.used is not None:
             dx[~rows.used] = 0.0
@@ -233,7 +271,7 @@ class RowLosses(torch.autograd.Function):
             dx = (ctx.dx * factors[:, None]).view(ctx.shape)
             if ctx.sent is not None:
                 ctx.sent.append(memory_of(dx))
-        return dx, ordinary, None, None, None, None
+        return dx, ordinary, None, None, None
 
 
 class PlainLoss(torch.autograd.Function):
@@ -256,15 +294,16 @@ class PlainLoss(torch.autograd.Function):
         loss = accurate(shares).new_zeros(())
         for part in layer.chunks(len(shares)):
             z = layer.logits(rows.inputs[part])
-            losses, d = criterion.losses_and_gradient(z, rows.targets[part])
-            loss += (losses * shares[part]).where(rows.counted[part], 0.0).sum()
-            d, own = d.to(x.dtype), shares[part]
+            p, own = shares_of(z, rows.targets[part])
+            losses, factors = criterion.losses(z, rows.targets[part], own), shares[part]
+            loss += (losses * factors).where(rows.counted[part], 0.0).sum()
+            d = criterion.gradient(p, rows.targets[part]).to(x.dtype)
             if dx is not None:
-                torch.mm(d, weight, out=dx[part]).mul_(own[:, None])
+                torch.mm(d, weight, out=dx[part]).mul_(factors[:, None])
             if dw is not None:
-                dw.addmm_(d.T, rows.inputs[part] * own[:, None])
+                dw.addmm_(d.T, rows.inputs[part] * factors[:, None])
             if db is not None:
-                db += d.T @ own
+                db += d.T @ factors
         ctx.gradients = (None if dx is None else dx.view(x.shape), dw, db)
         return loss.to(x.dtype)
 
@@ -328,6 +367,7 @@ class LinearCall:
         def per_example(factors: Tensor) -> Gradients:
             self._saved()
             shape = self.x.shape
+            numbers = torch.arange(len(rows.inputs)).view(shape[:-1])
             source = CrossEntropyGradients(
                 self.layer,
                 criterion,
@@ -335,6 +375,8 @@ class LinearCall:
                 self._examples(rows.targets.view(shape[:-1]), 0),
                 self._examples(factors.view(shape[:-1]), 0),
                 self._tape.trains,
+                rows.logits,
+                self._examples(numbers, 0),
             )
             return source.gradients()
 
@@ -350,6 +392,7 @@ def full_gradient(layer: Linear, criterion: CrossEntropy, rows: Rows, factors: T
     """The gradient of all logits, (rows, classes)."""
     full = rows.inputs.new_empty(len(rows.inputs), layer.classes)
     for part in layer.chunks(len(full)):
-        d = criterion.gradient(layer.logits(rows.inputs[part]), rows.targets[part])
+        shares, _ = shares_of(layer.logits(rows.inputs[part]), rows.targets[part])
+        d = criterion.gradient(shares, rows.targets[part])
         full[part] = d.mul_(factors[part, None])
     return full

@@ -98,7 +98,7 @@ def linear_cross_entropy(
     def backward_of(factors: Tensor) -> None:
         call.hand_over(criterion, rows, factors)
 
-    losses = RowLosses.apply(call.x, root, None, (call.layer, criterion, rows), backward_of)
+    losses = RowLosses.apply(call.x, root, (call.layer, criterion, rows), backward_of)
     counted = examples(rows.counted.view(targets.shape), 0)
     if module.reduction == "sum":
         loss = losses.sum()
