@@ -156,7 +156,6 @@ def fit(
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Replace an existing model file.")
     ] = False,
-    method: Annotated[str, _advanced("pagan, pasan or dp-adagrad.")] = "pagan",
     steps: Annotated[int | None, _advanced("Number of steps.", least=1)] = None,
     batch_size: Annotated[int | None, _advanced("Expected rows of a step.", least=1)] = None,
     step_size: Annotated[float | None, _advanced("Length of the steps.")] = None,
@@ -206,7 +205,7 @@ def fit(
         raise ValueError("Expected --dataset NAME with --ledger, found none.")
     labels = None if classes is None else tuple(part.strip() for part in classes.split(","))
     stated = None if schema is None else read_schema(schema)
-    choices = Choices(steps, batch_size, step_size, radius, method)
+    choices = Choices(steps, batch_size, step_size, radius)
     budgets = None if dataset is None else Ledger(ledger)
     request = fitting.FitRequest(
         table, target, epsilon, delta, loss, quantile, stated, labels, choices, seed, dataset,

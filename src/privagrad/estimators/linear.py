@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +18,7 @@ from privagrad.privacy.noise import Noise, RandomState
 
 class _PrivateLinearClassifier(ClassifierMixin, PrivateLinearEstimator):  # type: ignore[misc]
     classes: Any
+    class_weight: Literal["balanced"] | None = None  # of estimators that were pickled without it
 
     def __init__(
         self, epsilon: float = 1.0, *, delta: float | None = None, classes: Any = None,
@@ -25,6 +26,7 @@ class _PrivateLinearClassifier(ClassifierMixin, PrivateLinearEstimator):  # type
         batch_size: int | None = None, step_size: float | None = None,
         radius: float | None = None, random_state: RandomState = None,
         verbose: bool | None = None, noise: Noise = "gaussian",
+        class_weight: Literal["balanced"] | None = None,
     ) -> None:  # fmt: skip
         self._assign(locals())
 
@@ -38,10 +40,25 @@ class _PrivateLinearClassifier(ClassifierMixin, PrivateLinearEstimator):  # type
         numbers = np.searchsorted(classes, table.y).astype(np.float64)
         bounds = bounds_of("bounds", self.bounds, table.rows.shape[1])
         rows, intercept = clipped(table.rows, bounds), bool(self.fit_intercept)
+        balanced = self._balanced()
         if classes.size == 2:
-            return Problem(self._loss, rows, 2 * numbers - 1, 1, intercept, bounds)
-        loss = self._loss.multiclass_twin
-        return Problem(loss, rows, numbers, classes.size, intercept, bounds)
+            targets = 2 * numbers - 1
+            return Problem(self._loss, rows, targets, 1, intercept, bounds, balanced=balanced)
+        loss, k = self._loss.multiclass_twin, classes.size
+        return Problem(loss, rows, numbers, k, intercept, bounds, balanced=balanced)
+
+    def _balanced(self) -> bool:
+        if self.class_weight not in (None, "balanced"):
+            raise ValueError(
+                f"Expected class_weight None or 'balanced', found {self.class_weight!r}: "
+                "weights of single classes are not supported."
+            )
+        if self.class_weight and not self.fit_intercept:
+            raise ValueError(
+                "Expected fit_intercept=True with class_weight='balanced', found False: balancing "
+                "moves the intercept."
+            )
+        return self.class_weight == "balanced"
 
     def _keep(self, model: LinearModel, labels: NDArray[Any]) -> None:
         self.classes_ = self._classes(labels)
@@ -107,7 +124,8 @@ class PrivateLogisticRegression(_PrivateLinearClassifier):
     batch_size : int or None
         Expected number of rows of a step.
     step_size : float or None
-        How far noise may move a coefficient of a standardised column.
+        How far the noise of all steps together may move the margin of a typical row, which
+        sets their length.
     radius : float or None
         Bound on gradients, in units of the median norm of a row.
     random_state : None, int, Generator or RandomState
@@ -117,6 +135,9 @@ class PrivateLogisticRegression(_PrivateLinearClassifier):
     noise : {"gaussian", "discrete"}
         Gaussian noise rounded to a grid, or an exact discrete Gaussian: slower, at the same cost,
         without any rounding in the noise.
+    class_weight : {"balanced"} or None
+        "balanced" makes predictions and probabilities those for equally frequent classes, for rare
+        classes and balanced accuracy. The frequencies are part of the calibration's release.
 
     Attributes
     ----------
@@ -147,8 +168,7 @@ class PrivateLogisticRegression(_PrivateLinearClassifier):
     def predict_proba(self, X: Any) -> NDArray[np.float64]:
         """Probabilities of the classes in the order of `classes_`, of shape (n, k).
 
-        Bounding gradients makes rare classes look rarer than they are. ``radius=1`` is closer to
-        true probabilities, with more noise.
+        They are calibrated on the training rows, by a query that `privacy_` lists.
         """
         margins = self._margins_of(X)
         if margins.shape[1] == 1:

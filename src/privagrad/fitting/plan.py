@@ -137,7 +137,8 @@ def _facts(table: Table, loss: Loss) -> PublicFacts:
     unknown = sum(name != table.target.name for name in table.counts)
     width = len(encoding.names) + _GUESSED_CATEGORIES * unknown
     classes = 0 if loss.regression else len(table.target.categories)
-    dim, bounded = (width + 1) * (classes if classes > 2 else 1), encoding.bounds is not None
+    outputs, bounded = classes if classes > 2 else 1, encoding.bounds is not None
     return PublicFacts(
-        table.n, dim, encoding.sparse, loss.regression, True, bounded, table.target.bounded
-    )
+        table.n, width, outputs, encoding.sparse, loss.regression, True, bounded,
+        table.target.bounded, loss.name == "logistic",
+    )  # fmt: skip

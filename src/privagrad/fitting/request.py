@@ -10,7 +10,7 @@ from privagrad.data.libsvm import is_libsvm, libsvm_schema
 from privagrad.data.readers import infer_schema
 from privagrad.data.schema import Schema
 from privagrad.glm.losses import Loss
-from privagrad.linear import METHODS, Choices
+from privagrad.linear import Choices
 from privagrad.privacy.ledger import Ledger
 from privagrad.privacy.noise import Noise
 
@@ -95,7 +95,6 @@ def _schema_of_numbers(request: FitRequest, path: Path) -> Schema:
 
 
 def _loss(request: FitRequest, categories: bool) -> Loss:
-    validate.choice("method", request.choices.method, METHODS)
     name = request.loss or ("logistic" if categories else "huber")
     loss = LOSSES[validate.choice("loss", name, LOSSES)]
     if name == "quantile":

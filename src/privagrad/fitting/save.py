@@ -13,7 +13,7 @@ import numpy as np
 from privagrad.data.models import SavedModel, save_model
 from privagrad.data.tables import Table
 from privagrad.fitting.plan import PreparedFit
-from privagrad.linear import LinearModel, Plan
+from privagrad.linear import METHOD, LinearModel, Plan
 from privagrad.privacy.accounting import PrivacyReport
 from privagrad.privacy.codec import as_json
 
@@ -59,7 +59,7 @@ def _saved(job: PreparedFit, fitted: FittedTable) -> SavedModel:
         None if schema.libsvm else schema,
         {**_privacy(model.privacy), "public": job.public},
         _made(job, fitted, trace.ellipsoid.radius),
-        _without_nan(asdict(trace.evaluation)),
+        _without_nan({**asdict(trace.evaluation), "factor": trace.factor}),
         model.coef,
         model.intercept,
         trace.noise,
@@ -110,10 +110,10 @@ def _made(job: PreparedFit, fitted: FittedTable, radius: float) -> dict[str, Any
         "table": job.request.table.name,
         "rows": job.n,
         "loss_parameter": job.loss.parameter,
-        "method": fitted.plan.method,
+        "method": METHOD.name,
         "steps": fitted.plan.batches.steps,
         "batch_size": fitted.plan.batches.batch_size,
-        "step_size": fitted.plan.step_size,
+        "step_size": fitted.plan.reach,
         "radius": radius,
         "dataset": job.request.dataset,
         "run": fitted.run,

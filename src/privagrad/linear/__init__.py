@@ -2,10 +2,10 @@
 
 from privagrad.linear.fit import Bounds, LinearModel, Problem, Trace, run_fit
 from privagrad.linear.plan import Choices, Plan, PublicFacts, plan_fit
-from privagrad.linear.recipe import METHODS, default_delta, warn_if_hopeless
+from privagrad.linear.recipe import METHOD, default_delta, warn_if_hopeless
 
 __all__ = [
-    "METHODS",
+    "METHOD",
     "Bounds",
     "Choices",
     "LinearModel",

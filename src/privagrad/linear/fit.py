@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -21,12 +22,15 @@ from privagrad.methods.loop import train
 from privagrad.privacy.accounting import PrivacyReport
 from privagrad.privacy.releases import Releases
 from privagrad.queries import moments
+from privagrad.queries.calibration import CALIBRATION, calibrate
 from privagrad.queries.columns import Share, private_norm
 from privagrad.queries.evaluation import EVALUATION, Evaluation, evaluate
 from privagrad.queries.moments import ColumnQueries, Columns
 
 Bounds = tuple[Vector, Vector]
 _CHECKPOINTS = 10
+_NO_UNIT = 2.0**-40
+"""Of a target whose scale noise hides: predictions are 0, rather than noise times a guess."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +57,8 @@ class Problem:
         One-hot columns, from the first to before the last, of which a row has at most one.
     limits : array or None
         Public bounds on the size of the entries of each column, where they are known.
+    balanced : bool
+        Whether all classes count alike in predictions, however rare they are.
     """
 
     loss: Loss
@@ -65,23 +71,25 @@ class Problem:
     left_out: NDArray[np.bool_] | None = None
     groups: tuple[tuple[int, int], ...] = ()
     limits: Vector | None = None
+    balanced: bool = False
 
     @property
-    def dim(self) -> int:
-        """The number of coefficients, intercepts among them."""
-        return (self.rows.shape[1] + self.intercept) * self.outputs
+    def calibrated(self) -> bool:
+        """Whether margins are made log-odds after the training."""
+        return self.loss.name in ("logistic", "softmax") or self.balanced
 
     @property
     def facts(self) -> PublicFacts:
         """What a plan needs to know of it."""
         return PublicFacts(
-            self.rows.shape[0],
-            self.dim,
+            *self.rows.shape,
+            self.outputs,
             isinstance(self.rows, SparseRows),
             self.loss.regression,
             self.intercept,
             self.bounds is not None,
             self.target_bounds is not None,
+            self.calibrated,
         )
 
 
@@ -100,6 +108,8 @@ class Trace:
         made-up rows; for very many columns, the sum of all steps' noise, an upper bound.
     evaluation : Evaluation
         How well the rows are fitted.
+    factor : float
+        What the trained weights were multiplied by to make margins log-odds; 1 where they are not.
     """
 
     columns: Columns
@@ -107,6 +117,7 @@ class Trace:
     noise: NDArray[np.float64]
     intercept_noise: Vector
     evaluation: Evaluation
+    factor: float
 
 
 @dataclass(frozen=True)
@@ -129,6 +140,12 @@ class _Standardized:
     centre: float
     unit: float
 
+    @property
+    def row_norm(self) -> float:
+        """The root mean square of the rows' norms, as far as the moments tell."""
+        constant = self.gradients.rows.shape[1] - self.columns.unit.size
+        return math.sqrt(max(float(self.columns.moments.sum()) + constant, 1.0))
+
     def original(self, weights: Vector) -> tuple[NDArray[np.float64], Vector]:
         """Coefficients and intercepts of columns and targets in their own units."""
         matrix = weights.reshape(self.gradients.outputs, -1) * self.unit
@@ -143,48 +160,60 @@ def run_fit(
     problem: Problem, plan: Plan, releases: Releases, progress: bool | None = None
 ) -> LinearModel:
     """Make the plan's releases, and compute the model from them."""
-    method = recipe.METHODS[plan.method]
     task = _standardize(problem, releases)
-    sizes = task.columns.moments
-    if problem.intercept:
-        sizes = np.append(sizes, 1.0)
-    scale = sizes ** (method.scale_power / 2)
-    ellipsoid = None
+    dim, norm, ellipsoid, noise = problem.facts.dim, task.row_norm, None, 0.0
     if not plan.privacy.unprotected:
-        norm = private_norm(task.gradients.rows, scale, releases, moments.NORMS.purpose)
-        radius = plan.radius * problem.loss.lipschitz * norm
-        ellipsoid = Ellipsoid(np.tile(scale, problem.outputs), radius)
+        scale = np.ones(task.gradients.rows.shape[1])
+        norm = private_norm(
+            task.gradients.rows, scale, releases, moments.NORMS.purpose, otherwise=norm
+        )
+        ellipsoid = Ellipsoid.ball(dim, plan.radius * problem.loss.lipschitz * norm)
+        noise = plan.privacy.noise_multiplier * ellipsoid.radius / plan.batches.batch_size
     setting = Setting(
-        problem.dim,
+        dim,
         plan.batches,
         WholeSpace(),
         plan.privacy,
         ellipsoid,
-        step_size=plan.step_size,
+        step_size=recipe.step_size(
+            plan.reach, noise, norm, plan.batches.steps, problem.loss.regression
+        ),
         # Shrinking large gradients alone would tilt a quantile towards the median.
         projection="rows" if problem.loss.regression else "radial",
         schedule="linear",
     )
-    x = np.zeros(problem.dim)
+    x = np.zeros(dim)
     path = _Path(plan.batches.steps, x) if EVALUATION.purpose in plan.privacy else None
     result = train(
-        method, task.gradients, setting, releases, x,
+        recipe.METHOD, task.gradients, setting, releases, x,
         observer=path.record if path else None, progress=progress,
     )  # fmt: skip
-    weights, trace = result.last, None
+    weights, trace, factor = result.last, None, 1.0
+    if problem.balanced or CALIBRATION.purpose in plan.privacy:
+        weights, factor = _calibrated(problem, task.gradients, weights, releases)
     if path and ellipsoid:
-        asked = evaluate(task.gradients, ellipsoid, path.points, problem.left_out, releases)
-        made_up = MadeUpRows(
-            problem.loss, task.columns, problem.groups, isinstance(problem.rows, SparseRows),
-            problem.intercept,
-        )  # fmt: skip
-        spread = repeated_spread(made_up, method, setting, weights)
+        points = [*path.points[:-1], (path.points[-1][0], weights)]
+        asked = evaluate(task.gradients, ellipsoid, points, problem.left_out, releases)
+        made_up = MadeUpRows(problem.loss, task.columns, problem.groups, problem.intercept)
+        spread = repeated_spread(made_up, recipe.METHOD, setting, result.last)
         if spread is None:
             spread = np.sqrt(path.gains) * setting.noise_std
-        trace = _trace(task, ellipsoid, asked, spread)
-        weights = asked.factor * weights
+        trace = _trace(task, ellipsoid, asked, factor * spread, factor)
     coef, intercept = task.original(weights)
     return LinearModel(coef, intercept, task.unit, releases.report(), trace)
+
+
+def _calibrated(
+    problem: Problem, gradients: GlmGradients, weights: Vector, releases: Releases
+) -> tuple[Vector, float]:
+    """The weights with the factor and the shifts of a calibration, and the factor."""
+    found = calibrate(gradients, weights, problem.left_out, releases)
+    if problem.balanced:
+        found = found.balanced()
+    matrix = found.factor * weights.reshape(gradients.outputs, -1)
+    if problem.intercept:
+        matrix[:, -1] += found.shifts
+    return matrix.ravel(), found.factor
 
 
 def _standardize(problem: Problem, releases: Releases) -> _Standardized:
@@ -203,13 +232,15 @@ def _standardize(problem: Problem, releases: Releases) -> _Standardized:
     return _Standardized(gradients, columns, centre, unit)
 
 
-def _trace(task: _Standardized, ellipsoid: Ellipsoid, asked: Evaluation, spread: Vector) -> Trace:
+def _trace(
+    task: _Standardized, ellipsoid: Ellipsoid, asked: Evaluation, spread: Vector, factor: float
+) -> Trace:
     columns, dim = task.columns, task.columns.unit.size
-    noises = asked.factor * spread.reshape(task.gradients.outputs, -1) * task.unit
+    noises = spread.reshape(task.gradients.outputs, -1) * task.unit
     coef_noise = noises[:, :dim] / columns.unit
     squares = np.square(coef_noise) @ np.square(columns.centre)
     squares += np.square(noises[:, dim:]).sum(axis=1)
-    return Trace(columns, ellipsoid, coef_noise, np.sqrt(squares), asked)
+    return Trace(columns, ellipsoid, coef_noise, np.sqrt(squares), asked, factor)
 
 
 class _Path:
@@ -250,6 +281,8 @@ def _target(problem: Problem, releases: Releases) -> tuple[float, float]:
         found = moments.known_columns(column, always=True)
     else:
         found = _learned(column, asked, problem.target_bounds, releases, always=True)
+    if not found.found:
+        return 0.0, _NO_UNIT
     return float(found.centre[0]) if problem.intercept else 0.0, float(found.unit[0])
 
 

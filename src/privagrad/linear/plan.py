@@ -14,6 +14,7 @@ from privagrad.privacy.noise import RandomSource
 from privagrad.privacy.releases import Releases
 from privagrad.privacy.sampling import Batches
 from privagrad.queries import moments
+from privagrad.queries.calibration import CALIBRATION
 from privagrad.queries.columns import Share, query_events
 from privagrad.queries.evaluation import EVALUATION
 from privagrad.queries.moments import ColumnQueries
@@ -24,12 +25,19 @@ class PublicFacts:
     """What a plan needs to know of a problem: all of it public."""
 
     n: int
-    dim: int
+    columns: int
+    outputs: int
     sparse: bool
     regression: bool
     intercept: bool
     bounded: bool
     target_bounded: bool
+    calibrated: bool
+
+    @property
+    def dim(self) -> int:
+        """The number of coefficients, intercepts among them."""
+        return (self.columns + self.intercept) * self.outputs
 
     @property
     def column_queries(self) -> ColumnQueries | Share:
@@ -45,14 +53,17 @@ class PublicFacts:
             return None
         return moments.BOUNDED_TARGET if self.target_bounded else moments.TARGET
 
-    def queries(self) -> list[Share]:
-        """The queries before the training, over all rows."""
-        asked = (self.column_queries, self.target_queries, moments.NORMS)
-        return [share for one in asked if one is not None for share in _shares(one)]
-
-
-def _shares(asked: ColumnQueries | Share) -> list[Share]:
-    return [asked] if isinstance(asked, Share) else asked.shares
+    def queries(self, epsilon: float, delta: float) -> list[Share]:
+        """The queries before and after the training, over all rows."""
+        entries = recipe.entries(self.columns, self.sparse)
+        asked = ((self.column_queries, entries), (self.target_queries, 1), (moments.NORMS, 1))
+        shares: list[Share] = []
+        for one, size in asked:
+            if isinstance(one, Share):
+                shares.append(one)
+            elif one is not None:
+                shares += recipe.visible(one, self.n, size, epsilon, delta)
+        return shares + [CALIBRATION] * self.calibrated
 
 
 @dataclass(frozen=True)
@@ -63,7 +74,6 @@ class Choices:
     batch_size: int | None = None
     step_size: float | None = None
     radius: float | None = None
-    method: str = "pagan"
 
     def __post_init__(self) -> None:
         # Products of NumPy's small integers wrap around.
@@ -78,8 +88,6 @@ class Plan:
 
     Attributes
     ----------
-    method : str
-        A name of `recipe.METHODS`.
     batches : Batches
         How many steps there are, and how each draws its rows.
     privacy : PrivacyPlan
@@ -89,18 +97,17 @@ class Plan:
         The delta of the report.
     relative_noise : float
         How much of the training is noise: see `recipe.relative_noise`.
-    step_size : float
-        α.
+    reach : float
+        How far noise may move a margin, which sets the step size: see `recipe.step_size`.
     radius : float
         The bound on gradients: see `recipe.RADIUS`.
     """
 
-    method: str
     batches: Batches
     privacy: PrivacyPlan
     delta: float
     relative_noise: float
-    step_size: float
+    reach: float
     radius: float
 
     def releases(self, source: RandomSource) -> Releases:
@@ -134,19 +141,18 @@ def plan_fit(
     batches = recipe.batches(facts.n, facts.dim, facts.sparse, choices.steps, choices.batch_size)
     privacy, noise = PrivacyPlan((), unprotected=True), 0.0
     if not math.isinf(epsilon):
-        shares = [*facts.queries(), *([EVALUATION] if evaluated else [])]
+        shares = [*facts.queries(epsilon, delta), *([EVALUATION] if evaluated else [])]
         queries = query_events(shares, epsilon, delta, "zero-out")
         privacy = PrivacyPlan.calibrate_event(
             training_event(batches), epsilon, delta, [*other_events, *queries]
         )
         noise = recipe.relative_noise(privacy.noise_multiplier, batches, facts.dim)
-    step_size = recipe.step_size(noise, facts.regression, choices.method, facts.dim)
+    reach = recipe.TARGET_REACH if facts.regression else recipe.REACH
     return Plan(
-        choices.method,
         batches,
         privacy,
         delta,
         noise,
-        step_size if choices.step_size is None else choices.step_size,
+        reach if choices.step_size is None else choices.step_size,
         recipe.RADIUS if choices.radius is None else choices.radius,
     )

@@ -8,29 +8,28 @@ from __future__ import annotations
 import math
 import warnings
 
-from privagrad.methods import Method
-from privagrad.methods.adagrad import DPAdaGrad
-from privagrad.methods.pagan import PAGAN
-from privagrad.methods.pasan import PASAN
+from privagrad.methods.sgd import DPSGD
 from privagrad.privacy.sampling import Batches
+from privagrad.queries.columns import Share
+from privagrad.queries.moments import ColumnQueries
 
-STEPS = 300
-RADIUS = 0.2
+METHOD = DPSGD()
+"""Gradient descent with isotropic noise, in units in which columns are comparable."""
+
+STEPS = 100
+RADIUS = 1 / 3
 """Bound on gradients, in units of the largest slope times the median norm of a row."""
 
-_HEAD_START = 0.03
-METHODS: dict[str, Method] = {
-    "pagan": PAGAN(_HEAD_START),
-    "pasan": PASAN(),
-    "dp-adagrad": DPAdaGrad(_HEAD_START),
-}
-"""PAGAN is what the numbers here were found with; the others are for comparison."""
+REACH, TARGET_REACH = 1.2, 0.3
+"""How far the noise of all steps together may move the margin of a median row: for classes, and
+for standardised targets of a regression."""
 
+_LARGEST_STEP, _LARGEST_TARGET_STEP = 300.0, 50.0
 _WORK = 1e9
-_LEAST_RATE = 0.01
+_LEAST_RATE = 0.2
 _SPARSE_ENTRIES = 100
 _HALF, _LEAST_KEPT, _GOOD_KEPT = 0.05, 0.8, 0.9
-_STEP, _STEP_POWER, _LEAST_STEP, _MOST_STEP = 0.04, -2 / 3, 0.1, 4.0
+_VISIBLE, _LARGEST_PART = 0.1, 0.5
 
 
 def default_delta(n_examples: int) -> float:
@@ -38,11 +37,15 @@ def default_delta(n_examples: int) -> float:
     return min(1e-5, 0.1 / n_examples)
 
 
+def entries(columns: int, sparse: bool) -> int:
+    """How many entries a row may have: for sparse tables a guess."""
+    return min(columns, _SPARSE_ENTRIES) if sparse else columns
+
+
 def batches(n: int, dim: int, sparse: bool, steps: int | None, batch_size: int | None) -> Batches:
     """All rows where that is affordable: no noise is lost to sampling. Else a Poisson sample."""
     steps = STEPS if steps is None else steps
-    entries = min(dim, _SPARSE_ENTRIES) if sparse else dim
-    affordable = _WORK / (steps * entries)
+    affordable = _WORK / (steps * entries(dim, sparse))
     size = max(affordable, _LEAST_RATE * n, 1) if batch_size is None else batch_size
     if size > n / 2:
         return Batches(n, n, steps, None)
@@ -54,18 +57,29 @@ def relative_noise(noise_multiplier: float, batches: Batches, dim: int) -> float
     return noise_multiplier * math.sqrt(dim / batches.steps) / batches.batch_size
 
 
-def step_size(noise: float, regression: bool, method: str, dim: int) -> float:
-    """α: how far noise alone may carry a coefficient; less where there is more noise.
+def step_size(reach: float, noise: float, row_norm: float, steps: int, regression: bool) -> float:
+    """η of the first step, which falls to 0: η noise row_norm sqrt(steps/3) = reach.
 
-    PASAN's is the same for the vector of all coefficients.
-
-    Targets of a regression are standardised, so that its coefficients stay below 1.
+    That is how far the noise of all steps together moves the margin of a row of this norm, `noise`
+    being its standard deviation in a coordinate of the mean gradient. Where there is little noise,
+    larger steps than a constant over row_norm² would only overshoot.
     """
-    reach = 0.2 if regression else 1.0
-    if method == "pasan":
-        reach *= math.sqrt(dim)
-    wanted = _STEP * noise**_STEP_POWER if noise > 0 else math.inf
-    return reach * min(max(wanted, _LEAST_STEP), _MOST_STEP)
+    largest = (_LARGEST_TARGET_STEP if regression else _LARGEST_STEP) / row_norm**2
+    return min(reach / (noise * row_norm * math.sqrt(steps / 3)), largest) if noise else largest
+
+
+def visible(
+    asked: ColumnQueries, n: int, entries: int, epsilon: float, delta: float
+) -> list[Share]:
+    """The queries about columns, with larger parts of epsilon where the table is small.
+
+    The votes of a normal column show if the noise multiplier of the ranges is at most
+    _VISIBLE n / sqrt(entries), for rows of so many entries.
+    """
+    most = _VISIBLE * n / math.sqrt(entries)
+    needed = math.sqrt(2 * math.log(1.25 / delta)) / (most * epsilon)
+    factor = max(min(needed, _LARGEST_PART) / asked.ranges.part, 1.0)
+    return [Share(share.purpose, factor * share.part) for share in asked.shares]
 
 
 def kept_advantage(noise: float) -> float:

@@ -25,7 +25,7 @@ from privagrad.queries.moments import Columns
 _WORK, _LEAST, _MOST = 5e9, 6, 10
 _ROWS, _ROWS_PER_COLUMN = 2000, 5
 _RESIDUAL = 0.7
-_NEARLY_ALL, _RARE = 0.97, 0.5
+_NEARLY_ALL = 0.97
 
 
 @dataclass(frozen=True)
@@ -40,8 +40,6 @@ class MadeUpRows:
         The learned sizes of the columns.
     groups : sequence of (int, int)
         Columns from the first to before the last of which a row has at most one.
-    sparse : bool
-        Whether rare entries are 1 unit; other columns are normal.
     intercept : bool
         Whether there is one.
     """
@@ -49,14 +47,13 @@ class MadeUpRows:
     loss: Loss
     columns: Columns
     groups: Sequence[tuple[int, int]]
-    sparse: bool
     intercept: bool
 
     def gradients(self, weights: Vector, count: int, rng: Generator) -> GlmGradients:
         """The gradients of so many rows, with targets that the model predicts."""
         columns = self.columns
         outputs = weights.size // (columns.unit.size + self.intercept)
-        made = DenseRows(_rows(columns, self.groups, self.sparse, count, rng))
+        made = DenseRows(_rows(columns, self.groups, count, rng))
         table = made.standardized(columns.centre, columns.unit, self.intercept)
         margins = table.margins(weights.reshape(outputs, -1).T if outputs > 1 else weights)
         return GlmGradients(self.loss, table, _targets(self.loss, margins, rng), outputs)
@@ -92,16 +89,16 @@ def repeated_spread(
 def _rows(
     columns: Columns,
     groups: Sequence[tuple[int, int]],
-    sparse: bool,
     count: int,
     rng: Generator,
 ) -> NDArray[np.float64]:
     """Rows in original units."""
     shape = (count, columns.unit.size)
-    rare = sparse & (columns.centre == 0) & (columns.moments < _RARE)
-    normal = np.sqrt(columns.moments) * rng.standard_normal(shape)
-    spread = np.where(rare, rng.random(shape) < columns.moments, normal)
-    rows = columns.centre + columns.unit * spread
+    # An indicator is 0 or 1 unit. What is centred has its share as centre.
+    share = np.where(columns.centre != 0, np.abs(columns.centre) / columns.unit, columns.moments)
+    indicator = ~columns.varied & (share < 1.0)
+    normal = columns.centre + columns.unit * np.sqrt(columns.moments) * rng.standard_normal(shape)
+    rows = np.where(indicator, columns.unit * (rng.random(shape) < share), normal)
     shares = np.square(columns.centre) + np.square(columns.unit) * columns.moments
     for first, last in groups:
         edges = np.cumsum(np.clip(shares[first:last], 0.0, 1.0))

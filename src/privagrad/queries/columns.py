@@ -9,6 +9,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from statistics import NormalDist
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -30,9 +31,13 @@ LOWEST, OCTAVES = -40, 80
 # Octaves that the magnitude of a normal variable falls into, from 2^-3 σ to 2^2 σ.
 _SHAPE = np.array([0.10, 0.19, 0.30, 0.27, 0.04])
 _SHAPE_BELOW_SIGMA = 2  # σ is at the upper edge of the octave this many places after the first
-LIKELY, SURE, CERTAIN = 3.0, 4.0, 5.0  # standard deviations of noise, by number of chances
+LIKELY, SURE, CERTAIN = 3.5, 4.0, 5.0  # standard deviations of noise, by number of chances
 _BOUND = 1.5  # a row's entries and squares, in units of the root of its number of entries
 _TAIL = 0.02  # of a column's entries may be larger than its range
+_WEIGHT_OF_ONE = 0.5
+_CELLS, _OCTAVE_OF_ONE = OCTAVES + 1, -LOWEST
+_SEEN = 2.0  # standard deviations from which on votes for 1 are believed
+_LEVEL = 0.1  # part of the votes of the first octave from which on another one counts
 _NORM_BINS_PER_OCTAVE = 8
 _PARTS, _SPLIT_FROM, _ENTRIES_PER_SUM = 4, 1_000_000, 8
 """Into how many parts rows are cut for threads, and from how many entries on: in all, and for each
@@ -67,11 +72,17 @@ class Ranges:
     Attributes
     ----------
     scale : array of shape (d,)
-        A power of two near the size of the column's entries that are not 0.
+        A power of two near the size of the column's entries that are not 0: not below it.
     top : array of shape (d,)
         A power of two that all but the largest entries of the column are below.
     share : array of shape (d,)
         The share of rows where the column is not 0.
+    levels : array of int, of shape (d,)
+        How many octaves clearly have votes.
+    indicators : array of bool, of shape (d,)
+        Whether the entries that are not 0 are seen to be 1 or -1.
+    found : bool
+        Whether any scale was found; if not, all of them are the largest one.
     row_norm : float
         The root of the number of non-zero entries of a row, averaged over rows.
     """
@@ -79,6 +90,9 @@ class Ranges:
     scale: Vector
     top: Vector
     share: Vector
+    levels: NDArray[np.int64]
+    indicators: NDArray[np.bool_]
+    found: bool
     row_norm: float
 
 
@@ -102,34 +116,66 @@ def private_ranges(rows: Table, releases: Releases, purpose: str) -> Ranges:
 
     Guarantees
     ----------
-    One Gaussian release for the purpose: a row with k non-zero entries casts k votes of 1/sqrt(k),
-    a vector of norm 1.
+    One Gaussian release for the purpose: a row casts a vote for every entry that is not 0, and its
+    votes have norm 1 together. Entries of 1 or -1, most of which are indicators, vote for a place
+    of their own, with half the weight of others.
     """
     n, dim = rows.shape
-    mechanism = GaussianSum(dim * OCTAVES, releases.noise_for(purpose), n)
+    mechanism = GaussianSum(dim * _CELLS, releases.noise_for(purpose), n)
     total = mechanism.sum()
     _add_rows(total, _vote, rows, LOWEST, OCTAVES)
-    votes = mechanism.release(total, releases.source).reshape(dim, OCTAVES)
+    cells = mechanism.release(total, releases.source).reshape(dim, _CELLS)
+    votes, ones = cells[:, :OCTAVES], cells[:, OCTAVES]
     noise = mechanism.noise_multiplier / n
-    # Octaves where the columns together show nothing count only where one column stands out.
-    common = votes.sum(axis=0) > SURE * noise * math.sqrt(dim)
-    kept = np.where(common | (votes > CERTAIN * noise), votes, 0.0)
-    row_norm = float(np.clip(kept.sum(), 1.0, math.sqrt(dim)))
-    fits = _fit_shape(kept)
-    sure = fits > SURE * noise * float(np.linalg.norm(_SHAPE))
-    if not sure.any():  # the best guess there is
-        kept = votes
-        fits = _fit_shape(kept)
-        sure = fits == fits.max()
-    octave = fits.argmax(axis=1)
-    found = sure.any(axis=1)
-    octave = np.where(found, octave, _cautious_octaves(votes, noise, octave[found]))
-    totals = kept.sum(axis=1)
-    shown = votes > np.maximum(_TAIL * totals[:, None], CERTAIN * noise)
-    top = np.maximum(_highest(shown, octave), octave)
+    fits, one_fit = _fit_shape(votes), noise * float(np.linalg.norm(_SHAPE))
+    found = fits.max(axis=1) > _chance_level(fits.size) * one_fit
+    indicators = ~found & (ones > _SEEN * noise)
+    octave = np.where(indicators, _OCTAVE_OF_ONE, fits.argmax(axis=1))
+    if (known := found | indicators).any():
+        shown = fits > LIKELY * one_fit
+        octave = np.where(known, octave, _cautious_octaves(shown, octave[known]))
+    else:
+        # No column shows by itself, but all together may.
+        together = votes.sum(axis=0, keepdims=True) > SURE * noise * math.sqrt(dim)
+        if not together.any():
+            return _nothing_found(dim)
+        octave[:] = _highest(together, 0)
+    clear = votes > np.maximum(_LEVEL * votes.max(axis=1, keepdims=True), CERTAIN * noise)
+    share, row_norm = _shares(votes, ones, noise)
+    tail = votes > np.maximum(_TAIL * votes.sum(axis=1, keepdims=True), CERTAIN * noise)
+    top = np.maximum(_highest(tail, octave), octave)
     return Ranges(
-        2.0 ** (octave + LOWEST + 1), 2.0 ** (top + LOWEST + 1), totals * row_norm, row_norm
-    )
+        2.0 ** (octave + LOWEST + 1), 2.0 ** (top + LOWEST + 1), share,
+        np.count_nonzero(clear, axis=1), indicators, True, row_norm,
+    )  # fmt: skip
+
+
+def _chance_level(windows: int) -> float:
+    """Standard deviations that noise alone exceeds in any of so many places once in 20 times."""
+    return NormalDist().inv_cdf(1 - 0.05 / windows)
+
+
+def _shares(votes: Vector, ones: Vector, noise: float) -> tuple[Vector, float]:
+    """Shares of the entries of columns that are not 0, and the root of their number in a row.
+
+    Of k ones and m others, one has w/s votes, w being the weight of a one, and another 1/s, with
+    s² = m + k w². So that all votes of the others, m/s, and of ones, k w/s, give s.
+    """
+    # Octaves where the columns together show nothing count only where one column stands out.
+    wide = noise * math.sqrt(ones.size)
+    common = votes.sum(axis=0) > SURE * wide
+    votes = np.where(common | (votes > CERTAIN * noise), votes, 0.0)
+    ones = np.where((ones.sum() > SURE * wide) | (ones > CERTAIN * noise), ones, 0.0)
+    size = max(float(votes.sum() + _WEIGHT_OF_ONE * ones.sum()), 0.0)
+    entries = votes.sum(axis=1) + ones / _WEIGHT_OF_ONE
+    row_norm = math.sqrt(min(max(float(entries.sum()) * size, 1.0), ones.size))
+    return entries * size, row_norm
+
+
+def _nothing_found(dim: int) -> Ranges:
+    largest = np.full(dim, 2.0 ** (LOWEST + OCTAVES))
+    nothing = np.zeros(dim, dtype=np.int64)
+    return Ranges(largest, largest, 0.0 * largest, nothing, nothing > 0, False, math.sqrt(dim))
 
 
 def _fit_shape(votes: Vector) -> Vector:
@@ -140,7 +186,7 @@ def _fit_shape(votes: Vector) -> Vector:
     return np.asarray(windows @ _SHAPE)
 
 
-def _cautious_octaves(votes: Vector, noise: float, others: NDArray[np.int64]) -> Vector:
+def _cautious_octaves(shown: NDArray[np.bool_], others: NDArray[np.int64]) -> Vector:
     """For columns with few votes: the octave of most others, or the highest if they differ.
 
     A column whose scale is too large is lost. One whose scale is too small hides the others in
@@ -148,7 +194,6 @@ def _cautious_octaves(votes: Vector, noise: float, others: NDArray[np.int64]) ->
     """
     counts = np.bincount(others, minlength=OCTAVES)
     usual = counts.argmax() if 2 * counts.max() > others.size else others.max()
-    shown = votes > LIKELY * noise
     return np.maximum(_highest(shown, usual), usual)
 
 
@@ -178,9 +223,16 @@ def whitened_moments(
 
 
 def private_norm(
-    rows: Table, scale: Vector, releases: Releases, purpose: str, quantile: float = 0.5
+    rows: Table,
+    scale: Vector,
+    releases: Releases,
+    purpose: str,
+    quantile: float = 0.5,
+    otherwise: float | None = None,
 ) -> float:
     """A quantile of the rows' norms sqrt(Σ_j scale_j a_j²), rounded up to an eighth of an octave.
+
+    `otherwise` is the answer where noise hides all votes; by default that of rows of ones.
 
     Guarantees
     ----------
@@ -193,7 +245,7 @@ def private_norm(
     votes = mechanism.release(total, releases.source)
     kept = np.where(votes > SURE * mechanism.noise_multiplier / n, votes, 0.0)
     if not kept.any():
-        return math.sqrt(float(scale.sum()))
+        return math.sqrt(float(scale.sum())) if otherwise is None else otherwise
     where = np.searchsorted(np.cumsum(kept), quantile * kept.sum())
     return float(2.0 ** (LOWEST + (where + 1) / _NORM_BINS_PER_OCTAVE))
 
@@ -228,18 +280,20 @@ def _vote(
     data, indices, starts, dense = table
     for i in range(starts.size - 1):
         first = starts[i] if dense else 0
-        count = 0
+        squares = 0.0
         for k in range(starts[i], starts[i + 1]):
             if data[k] != 0.0 and math.isfinite(data[k]):
-                count += 1
-        if count == 0:
+                squares += _WEIGHT_OF_ONE**2 if abs(data[k]) == 1.0 else 1.0
+        if squares == 0.0:
             continue
-        vote = np.rint(limit * per_unit / math.sqrt(count))
+        vote = limit * per_unit / math.sqrt(squares)
         for k in range(starts[i], starts[i + 1]):
             if data[k] != 0.0 and math.isfinite(data[k]):
                 octave = math.frexp(abs(np.float64(data[k])))[1] - 1 - lowest
-                octave = min(max(octave, 0), octaves - 1)
-                total[indices[k - first] * octaves + octave] += vote
+                octave, weight = min(max(octave, 0), octaves - 1), 1.0
+                if abs(data[k]) == 1.0:
+                    octave, weight = octaves, _WEIGHT_OF_ONE
+                total[indices[k - first] * (octaves + 1) + octave] += np.rint(weight * vote)
     return 0, 0
 
 

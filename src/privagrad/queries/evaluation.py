@@ -28,9 +28,6 @@ _CURVE = 0.25
 """Weight of the curve's points beside the last model's figures."""
 
 _ROWS = 16_384
-FACTORS = np.geomspace(0.125, 1.414, 8)
-_USUAL = 4
-"""Bounded gradients make logistic models overconfident; this factor is right for most."""
 
 
 @dataclass(frozen=True)
@@ -55,8 +52,6 @@ class Evaluation:
         The standard deviation of the noise in both.
     shares : list of float
         The shares of the classes; empty for a regression.
-    factor : float
-        The factor for the model that makes its probabilities right; 1 where it has none.
     """
 
     steps: list[int]
@@ -68,7 +63,6 @@ class Evaluation:
     baseline: float
     score_noise: float
     shares: list[float]
-    factor: float
 
 
 def evaluate(
@@ -95,9 +89,8 @@ def evaluate(
     cap = _cap(loss, outputs)
     classes = 0 if regression else max(outputs, 2)
     marks = len(path) - 1  # at the start all is known
-    factors = FACTORS.size if loss.name in ("logistic", "softmax") else 0
-    largest = math.sqrt((3 if regression else 2) + (2 * marks + factors) * _CURVE**2)
-    first_mark = 1 + (classes or 2) + factors
+    largest = math.sqrt((3 if regression else 2) + 2 * marks * _CURVE**2)
+    first_mark = 1 + (classes or 2)
     dim = first_mark + 2 * marks
     mechanism = GaussianSum(dim, releases.noise_for(EVALUATION.purpose), n)
     total = mechanism.sum()
@@ -112,7 +105,7 @@ def evaluate(
         _answer(
             all_margins(table, points, marks * outputs).reshape(-1, marks, outputs),
             all_norms(table, ellipsoid.whitening), gradients.targets[first:stop], *loss.key, cap,
-            classes, FACTORS[:factors], vectors,
+            classes, vectors,
         )  # fmt: skip
         if left_out is not None:
             vectors[left_out[first:stop]] = 0.0
@@ -127,7 +120,6 @@ def evaluate(
     known = means[1 : 1 + classes] if classes else means[2:3]
     counted = max(float(known.sum()), noise)
     curve = means[first_mark:].reshape(marks, 2) / (_CURVE * counted)
-    scores = means[first_mark - factors : first_mark] / (_CURVE * counted)
     shares = np.clip(known / counted, 0.0, 1.0).tolist() if classes else []
     start = float(loss.value(*_at_start(outputs, classes))[0]) if classes else math.nan
     return Evaluation(
@@ -140,22 +132,13 @@ def evaluate(
         max(shares) if classes else float(np.clip(means[1] / counted, 0.0, 1.0)),
         noise / counted,
         shares,
-        _best_factor(scores, noise / (_CURVE * counted)) if factors else 1.0,
     )
-
-
-def _best_factor(scores: Vector, noise: float) -> float:
-    """The factor of the least mean squared error of probabilities, where that is clear of noise."""
-    smooth = np.convolve(np.pad(scores, 1, mode="edge"), np.ones(3) / 3, mode="valid")
-    best = int(smooth.argmin())
-    clear = smooth[_USUAL] - smooth[best] > 2 * noise
-    return float(FACTORS[best if clear else _USUAL])
 
 
 @kernel()
 def _answer(
     margins: Any, norms: Any, targets: Any, code: Any, parameter: Any, cap: Any, classes: Any,
-    factors: Any, answers: Any,
+    answers: Any,
 ) -> None:  # fmt: skip
     """One row of numbers from 0 to 1 for each row, from its margins at all marks and its norm.
 
@@ -193,28 +176,6 @@ def _answer(
         guess = last.argmax() if outputs > 1 else np.int64(last[0] > 0.0)
         answer[0] = 1.0 if guess == label else 0.0
         answer[1 + label] = 1.0
-        for k in range(factors.size):
-            answer[1 + classes + k] = _CURVE * _squared_error(last, factors[k], label)
-
-
-@kernel(inline=True)
-def _squared_error(margins: Any, factor: Any, label: Any) -> Any:
-    """Squared error of the classes' probabilities, from 0 to 1; true ones have the least mean.
-
-    Unlike a logarithm it is bounded, so that bounding rows does not favour overconfidence.
-    """
-    if margins.size == 1:
-        sign = -1.0 if label == 1 else 1.0
-        wrong = 1.0 / (1.0 + math.exp(-sign * factor * margins[0]))
-        return wrong * wrong
-    best, total = margins.max(), 0.0
-    for c in range(margins.size):
-        total += math.exp(factor * (margins[c] - best))
-    error = 0.0
-    for c in range(margins.size):
-        chance = math.exp(factor * (margins[c] - best)) / total
-        error += (chance - (1.0 if c == label else 0.0)) ** 2
-    return error / 2.0
 
 
 def _cap(loss: Loss, outputs: int) -> float:

@@ -38,7 +38,12 @@ from privagrad.queries.columns import (
     whitened_moments,
 )
 
-_HIDDEN = 0.1  # part of the noise in a column's square that its spread may hide in
+_HIDDEN = 0.01  # part of the noise in a column's square that its spread may hide in
+_DENSE = 0.03  # share of entries that are not 0 from which on a column is more than a rare event
+_LARGER = 1.5  # means beyond so many times their noise are subtracted
+_FREQUENT = 0.1  # mean, in units of entries, from which on columns of sparse tables are centred
+_ROUNDING = 1e-9
+_COMMON = 4.0  # units that differ by no more than this factor are one unit
 
 
 class ColumnQueries(NamedTuple):
@@ -56,9 +61,9 @@ class ColumnQueries(NamedTuple):
 
 SCALES = ColumnQueries(Share("ranges", 0.3), Share("moments", 0.15))
 COLUMNS = ColumnQueries(
-    Share("ranges", 0.25),
-    Share("moments", 0.12),
-    ColumnQueries(Share("ranges around centres", 0.12), Share("moments around centres", 0.12)),
+    Share("ranges", 0.3),
+    Share("moments", 0.15),
+    ColumnQueries(Share("ranges around centres", 0.15), Share("moments around centres", 0.15)),
 )
 BOUNDED_COLUMNS = Share("moments", 0.15)
 TARGET = ColumnQueries(
@@ -77,14 +82,16 @@ NORMS = Share("row norms", 0.06)
 class Columns:
     """The affine map that makes columns comparable, (a_j - centre_j)/unit_j, and what it leaves.
 
-    Columns whose mean is beyond their spread are centred; in others 0 keeps its meaning, and the
-    unit is the size of an entry that is not 0. `moments` are E[((a_j - centre_j)/unit_j)²]: about 1
-    in dense columns, the share of non-zero entries in sparse ones.
+    `moments` are E[((a_j - centre_j)/unit_j)²]. `varied` tells columns whose entries that are not 0
+    differ from indicators, which are 0 or one value. Where noise hides all scales, nothing is
+    `found`: units are so large that nothing is left of the columns.
     """
 
     centre: Vector
     unit: Vector
     moments: Vector
+    varied: NDArray[np.bool_]
+    found: bool = True
 
 
 def private_moments(rows: Table, releases: Releases) -> Vector:
@@ -105,28 +112,43 @@ def private_columns(
     Without queries around centres nothing is centred; with `always` everything is.
     """
     ranges, (means, squares, floor) = _ranges_and_moments(rows, queries, releases)
+    dim = means.size
+    if not ranges.found:
+        return Columns(np.zeros(dim), ranges.scale, np.zeros(dim), ranges.levels > 1, found=False)
+    varied = (ranges.levels > 1) & ~ranges.indicators
     share = np.clip(ranges.share, floor, 1.0)
     size = _entry_size(squares, ranges.share, floor)
-    centre = np.zeros(share.size)
-    unit, moments = ranges.scale * size, share
-    if queries.around is None:
-        return Columns(centre, unit, moments)
-    offset = np.flatnonzero(_is_offset(means, squares, floor) | always)
-    centre[offset] = (ranges.scale * means)[offset]
-    if offset.size:
+    size = np.where(ranges.indicators, 1 / ranges.scale, size)
+    centre, spread = np.zeros(dim), np.maximum(squares, floor)
+    offset = np.zeros(dim, dtype=bool)
+    if queries.around is not None:
+        offset = _is_offset(means, squares, floor) & ~ranges.indicators | always
+        centred = offset | _is_centred(means, floor, isinstance(rows, SparseRows))
+        centre = np.where(centred, ranges.scale * means, 0.0)
+        spread = np.maximum(squares - np.where(centred, means**2, 0.0), floor)
+    deviation = ranges.scale * np.sqrt(spread)
+    unit = np.where(varied & (share > _DENSE), deviation, ranges.scale * size)
+    places = np.flatnonzero(offset)
+    if places.size and queries.around is not None:
         # A spread too small to be seen from afar is believed only so far: where it is wrong, rows
         # with the rare other values would be immense.
-        least = ranges.scale[offset] * math.sqrt(_HIDDEN * floor)
-        moved = rows.centred(offset, centre[offset])
+        least = ranges.scale[places] * math.sqrt(_HIDDEN * floor)
+        moved = rows.centred(places, centre[places])
         near = private_ranges(moved, releases, queries.around.ranges.purpose)
         means, squares, floor = whitened_moments(
             moved, near.top, near.row_norm, releases, queries.around.moments.purpose
         )
-        centre[offset] += near.top * means
-        spread = near.top * np.sqrt(np.maximum(squares - means**2, floor))
-        unit[offset] = np.maximum(spread, least)
-        moments[offset] = 1.0
-    return Columns(centre, unit, moments)
+        if near.found:
+            centre[places] += near.top * means
+            found = near.top * np.sqrt(np.maximum(squares - means**2, floor))
+            deviation[places] = np.maximum(found, least)
+        # A frequent indicator has two values; what varies around its centre has more.
+        varied[places] |= near.levels > 2
+        varied[places] |= deviation[places] < math.sqrt(_DENSE) * unit[places]
+        unit[places] = np.where(varied[places] | always, deviation[places], unit[places])
+    if unit.max() <= _COMMON * unit.min():
+        unit[:] = math.sqrt(float(np.mean(unit**2)))
+    return Columns(centre, unit, np.square(deviation / unit), varied)
 
 
 def _ranges_and_moments(
@@ -148,41 +170,47 @@ def bounded_columns(
 ) -> Columns:
     """`private_columns` where public bounds of the columns are known: one release instead of four.
 
-    Entries must lie within the bounds.
+    Entries must lie within the bounds. Columns with the same bounds share a unit.
     """
     low, high = bounds
-    offset = ((low > 0) | (high < 0)) & centred | always
-    centre = np.where(offset, low / 2 + high / 2, 0.0)
-    scale = np.maximum(high - centre, centre - low)
+    outside = ((low > 0) | (high < 0)) & centred | always
+    middle = np.where(outside, low / 2 + high / 2, 0.0)
+    scale = np.maximum(high - middle, middle - low)
     scale[scale == 0] = 1.0
-    everything = np.arange(centre.size)
-    moved = rows.centred(everything, centre) if offset.any() else rows
-    norm = math.sqrt(centre.size)
+    moved = rows.centred(np.arange(middle.size), middle) if outside.any() else rows
+    norm = math.sqrt(middle.size)
     means, squares, floor = whitened_moments(moved, scale, norm, releases, purpose)
-    offset |= _is_offset(means, squares, floor) & centred
-    spread = np.maximum(squares - np.where(offset, means**2, 0.0), floor)
-    return Columns(
-        np.where(offset, centre + scale * means, 0.0),
-        np.where(offset, scale * np.sqrt(spread), scale),
-        np.where(offset, 1.0, spread),
-    )
+    clear = outside | centred & _is_centred(means, floor, isinstance(moved, SparseRows))
+    centre = np.where(clear, middle + scale * means, 0.0)
+    spread = np.maximum(squares - np.where(clear, means**2, 0.0), floor)
+    indicators = (low == 0) & (high == 1)
+    same = bool(np.ptp(scale) == 0) and not always
+    deviation = scale * np.sqrt(spread)
+    unit = np.where(indicators | same, scale, deviation)
+    return Columns(centre, unit, np.square(deviation / unit), ~indicators)
 
 
 def known_columns(
     rows: DenseRows | SparseRows, centred: bool = True, always: bool = False
 ) -> Columns:
     """`private_columns` of rows that need no protection, exactly."""
-    n, dim = rows.shape
+    n = rows.shape[0]
     count, means, squares = _exact_powers(rows)
     share = np.maximum(count, 1) / n
-    offset = np.flatnonzero(_is_offset(means, squares, 0.0) & centred | always)
-    centre, unit = np.zeros(dim), np.sqrt(squares / share)
-    centre[offset] = means[offset]
-    if offset.size:
-        unit[offset] = rows.centred(offset, centre[offset]).array.std(axis=0)
-        share[offset] = 1.0
-    unit[~(unit > 0)] = 1.0
-    return Columns(centre, unit, share)
+    size = np.sqrt(squares / share)
+    size[~(size > 0)] = 1.0
+    clear = centred & _is_centred(means / size, 0.0, isinstance(rows, SparseRows)) | always
+    centre = np.where(clear, means, 0.0)
+    places = np.flatnonzero(clear)
+    deviation = np.sqrt(squares)
+    if places.size:
+        deviation[places] = rows.centred(places, centre[places]).array.std(axis=0)
+    deviation[~(deviation > 0)] = 1.0
+    varied = np.abs(means) < (1 - _ROUNDING) * share * size
+    unit = np.where(varied & (share > _DENSE) | always, deviation, size)
+    if unit.max() <= _COMMON * unit.min():
+        unit[:] = math.sqrt(float(np.mean(unit**2)))
+    return Columns(centre, unit, np.square(deviation / unit), varied)
 
 
 def known_moments(rows: DenseRows | SparseRows) -> Vector:
@@ -222,6 +250,12 @@ def _entry_size(squares: Vector, share: Vector, floor: float) -> Vector:
 def _is_offset(means: Vector, squares: Vector, floor: float) -> NDArray[np.bool_]:
     """Where the mean is clear of the noise and beyond the spread, m² > E[a²]/2."""
     return (2 * means**2 > squares) & (np.abs(means) > SURE * floor)
+
+
+def _is_centred(means: Vector, floor: float, sparse: bool) -> NDArray[np.bool_]:
+    """Where the mean is larger than its noise; in sparse tables also frequent, to keep zeros."""
+    least = _LARGER * floor
+    return np.abs(means) > (max(least, _FREQUENT) if sparse else least)
 
 
 def shaped_ellipsoid(moments: Vector, lipschitz: float, power: float) -> Ellipsoid:

@@ -1,0 +1,185 @@
+"""What makes a classifier's margins log-odds: a factor and shifts, from one private query.
+
+Bounding gradients stretches the margins of most models and shifts those of rare classes. For two
+classes a histogram of margins and labels shows by how much. For more classes the factor is the one
+of the least squared error of the probabilities.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from privagrad._internal.jit import kernel
+from privagrad._internal.validate import Integers, Vector
+from privagrad.glm.gradients import GlmGradients
+from privagrad.privacy.mechanism import GaussianSum
+from privagrad.privacy.releases import Releases
+from privagrad.queries.columns import Share
+
+CALIBRATION = Share("calibration", 0.15)
+
+_USUAL = 0.7
+"""The factor that is right for most models; noise that hides a better one leaves it."""
+
+_EDGES = np.array([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
+EDGES = np.concatenate([-_EDGES[:0:-1], _EDGES])
+_MIDDLES = np.concatenate([[-7.0], (EDGES[1:] + EDGES[:-1]) / 2, [7.0]])
+_FACTORS = _USUAL * np.geomspace(0.25, 4.0, 9)
+_ERRORS = 0.25
+"""Weight of the squared errors beside the labels, for more than two classes."""
+
+_PRIOR = np.array([10_000.0, 4_000.0])
+"""Weights of the usual factor and of no shift, times the variance of the noise in a cell: about the
+variance of the likelihood's gradient over its curvature, for deviations of 0.3 and 0.15."""
+
+_LEAST_WEIGHT, _ROUNDS = 1e-6, 30
+_ROWS = 16_384
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """Margins times `factor` plus `shifts`, one for each output, are log-odds.
+
+    `shares` are those of the classes.
+    """
+
+    factor: float
+    shifts: Vector
+    shares: Vector
+
+    def balanced(self) -> Calibration:
+        """The same where all classes are equally frequent."""
+        odds = np.log(self.shares)
+        least = odds if self.shifts.size > 1 else np.array([odds[1] - odds[0]])
+        return Calibration(self.factor, self.shifts - least, self.shares)
+
+
+def calibrate(
+    gradients: GlmGradients,
+    weights: Vector,
+    left_out: NDArray[np.bool_] | None,
+    releases: Releases,
+) -> Calibration:
+    """The calibration of a model on the rows; without privacy, an exact one.
+
+    Guarantees
+    ----------
+    One Gaussian release, the plan's event "calibration". For two classes a row adds 1 to one cell
+    of a histogram. For more it adds a vector of numbers from 0 to 1 over the largest norm that such
+    a vector can have. Both depend on that row alone. Rows whose margins are not finite, and those
+    left out, add nothing.
+    """
+    outputs = gradients.outputs
+    points = weights.reshape(outputs, -1).T if outputs > 1 else weights
+    margins = gradients.rows.margins(points)
+    finite = np.isfinite(margins) if outputs == 1 else np.isfinite(margins).all(axis=1)
+    counts = finite if left_out is None else finite & ~left_out
+    if outputs == 1:
+        return _from_histogram(*_histogram(margins, gradients.targets > 0, counts, releases))
+    return _from_errors(*_errors(margins, gradients.targets, counts, releases), outputs)
+
+
+def _histogram(
+    margins: Vector, positive: NDArray[np.bool_], counts: NDArray[np.bool_], releases: Releases
+) -> tuple[Vector, float]:
+    """Shares of the rows, of shape (2, bins), and the standard deviation of their noise."""
+    n, bins = margins.size, _MIDDLES.size
+    cells = np.searchsorted(EDGES, np.where(counts, margins, 0.0)) + bins * positive
+    cells = np.where(counts, cells, -1)
+    if releases.plan.unprotected:
+        exact = np.bincount(cells[counts], minlength=2 * bins) / n
+        return exact.reshape(2, bins), 0.0
+    mechanism = GaussianSum(2 * bins, releases.noise_for(CALIBRATION.purpose), n)
+    total = mechanism.sum()
+    total.add_by(_count, cells)
+    shares = mechanism.release(total, releases.source)
+    return shares.reshape(2, bins), mechanism.noise_multiplier / n
+
+
+@kernel()
+def _count(total: Vector, per_unit: float, limit: float, cells: Integers) -> tuple[int, int]:
+    one = np.rint(limit * per_unit)
+    for i in range(cells.size):
+        if cells[i] >= 0:
+            total[cells[i]] += one
+    return 0, 0
+
+
+def _from_histogram(shares: Vector, noise: float) -> Calibration:
+    """Platt's scaling: factor and shift of the largest likelihood of the labels, by Newton."""
+    table = np.column_stack([_MIDDLES, np.ones(_MIDDLES.size)])
+    total, usual = shares.sum(axis=0), np.array([_USUAL, 0.0])
+    prior, point = _PRIOR * noise**2 + _LEAST_WEIGHT, usual
+    for _ in range(_ROUNDS):
+        chance = _chance(table @ point)
+        slope = table.T @ (total * chance - shares[1]) + prior * (point - usual)
+        weights = np.maximum(total, 0.0) * chance * (1 - chance)
+        curvature = table.T @ (weights[:, None] * table) + np.diag(prior)
+        step = np.linalg.solve(curvature, slope)
+        point = point - step / max(1.0, float(np.abs(step).max()))
+    classes = np.maximum(shares.sum(axis=1), noise)
+    # A model that predicts the wrong way round is noise: it is not turned around.
+    factor = max(float(point[0]), float(_FACTORS[0]))
+    return Calibration(factor, point[1:], classes / classes.sum())
+
+
+def _chance(margins: Vector) -> Vector:
+    return np.asarray(1 / (1 + np.exp(-np.clip(margins, -500, 500))))
+
+
+def _errors(
+    margins: Vector, labels: Vector, counts: NDArray[np.bool_], releases: Releases
+) -> tuple[Vector, Vector, float]:
+    """Shares of the classes, mean squared errors of the factors, and the noise in the latter."""
+    n, classes = margins.shape
+    noise_multiplier = 0.0
+    if not releases.plan.unprotected:
+        noise_multiplier = releases.noise_for(CALIBRATION.purpose)
+    largest = math.sqrt(1 + _FACTORS.size * _ERRORS**2)
+    mechanism = GaussianSum(classes + _FACTORS.size, noise_multiplier, n)
+    total = mechanism.sum()
+    for first in range(0, n, _ROWS):
+        part = slice(first, first + _ROWS)
+        vectors = np.zeros((counts[part].size, classes + _FACTORS.size))
+        known = np.where(counts[part, None], margins[part], 0.0)
+        _answer(known, labels[part].astype(np.int64), _FACTORS, vectors)
+        vectors[~counts[part]] = 0.0
+        total.add(vectors / largest)
+    means = mechanism.release(total, releases.source) * largest
+    noise = noise_multiplier * largest / n
+    return np.maximum(means[:classes], noise), means[classes:] / _ERRORS, noise / _ERRORS
+
+
+def _from_errors(shares: Vector, errors: Vector, noise: float, outputs: int) -> Calibration:
+    """The factor of the least error, where that is clear of noise."""
+    smooth = np.convolve(np.pad(errors, 1, mode="edge"), np.ones(3) / 3, mode="valid")
+    best, usual = int(smooth.argmin()), _FACTORS.size // 2
+    clear = smooth[usual] - smooth[best] > 2 * noise
+    known = shares / max(float(shares.sum()), 1e-300)
+    return Calibration(float(_FACTORS[best if clear else usual]), np.zeros(outputs), known)
+
+
+@kernel()
+def _answer(margins: Any, labels: Any, factors: Any, answers: Any) -> None:
+    """For each row, 1 for its class, and the squared error of its probabilities for each factor.
+
+    Unlike a logarithm a squared error is bounded, so that bounding rows does not favour
+    overconfidence.
+    """
+    classes = margins.shape[1]
+    for i in range(margins.shape[0]):
+        answers[i, labels[i]] = 1.0
+        best = margins[i].max()
+        for f in range(factors.size):
+            total = error = 0.0
+            for c in range(classes):
+                total += math.exp(factors[f] * (margins[i, c] - best))
+            for c in range(classes):
+                chance = math.exp(factors[f] * (margins[i, c] - best)) / total
+                error += (chance - (1.0 if c == labels[i] else 0.0)) ** 2
+            answers[i, classes + f] = _ERRORS * error / 2.0
