@@ -9,16 +9,20 @@ from numpy.typing import NDArray
 from scipy.special import expit, softmax
 from sklearn.base import ClassifierMixin, RegressorMixin
 
+from privagrad._internal import validate
+from privagrad._internal.validate import Vector
 from privagrad.estimators._base import PrivateLinearEstimator
 from privagrad.estimators._tables import BoundsLike, Table, bounds_of, clipped
 from privagrad.glm.losses import Loss
 from privagrad.linear import LinearModel, Problem
 from privagrad.privacy.noise import Noise, RandomState
 
+ClassWeight = Literal["balanced"] | dict[Any, float] | None
+
 
 class _PrivateLinearClassifier(ClassifierMixin, PrivateLinearEstimator):  # type: ignore[misc]
     classes: Any
-    class_weight: Literal["balanced"] | None = None  # of estimators that were pickled without it
+    class_weight: ClassWeight = None  # of estimators that were pickled without it
 
     def __init__(
         self, epsilon: float = 1.0, *, delta: float | None = None, classes: Any = None,
@@ -26,7 +30,7 @@ class _PrivateLinearClassifier(ClassifierMixin, PrivateLinearEstimator):  # type
         batch_size: int | None = None, step_size: float | None = None,
         radius: float | None = None, random_state: RandomState = None,
         verbose: bool | None = None, noise: Noise = "gaussian",
-        class_weight: Literal["balanced"] | None = None,
+        class_weight: ClassWeight = None,
     ) -> None:  # fmt: skip
         self._assign(locals())
 
@@ -40,25 +44,28 @@ class _PrivateLinearClassifier(ClassifierMixin, PrivateLinearEstimator):  # type
         numbers = np.searchsorted(classes, table.y).astype(np.float64)
         bounds = bounds_of("bounds", self.bounds, table.rows.shape[1])
         rows, intercept = clipped(table.rows, bounds), bool(self.fit_intercept)
-        balanced = self._balanced()
+        weights = self._class_weights(classes)
         if classes.size == 2:
             targets = 2 * numbers - 1
-            return Problem(self._loss, rows, targets, 1, intercept, bounds, balanced=balanced)
+            return Problem(self._loss, rows, targets, 1, intercept, bounds, class_weights=weights)
         loss, k = self._loss.multiclass_twin, classes.size
-        return Problem(loss, rows, numbers, k, intercept, bounds, balanced=balanced)
+        return Problem(loss, rows, numbers, k, intercept, bounds, class_weights=weights)
 
-    def _balanced(self) -> bool:
-        if self.class_weight not in (None, "balanced"):
+    def _class_weights(self, classes: NDArray[Any]) -> Vector | Literal["balanced"] | None:
+        given = self.class_weight
+        if given is None or given == "balanced":
+            return given
+        if not isinstance(given, dict):
             raise ValueError(
-                f"Expected class_weight None or 'balanced', found {self.class_weight!r}: "
-                "weights of single classes are not supported."
+                "Expected class_weight None, 'balanced' or a dict of labels and weights, found "
+                f"{given!r}."
             )
-        if self.class_weight and not self.fit_intercept:
+        if strange := [label for label in given if label not in classes]:
             raise ValueError(
-                "Expected fit_intercept=True with class_weight='balanced', found False: balancing "
-                "moves the intercept."
+                f"Expected class_weight to have labels among {classes.tolist()}, found {strange}."
             )
-        return self.class_weight == "balanced"
+        weights = [given.get(label, 1.0) for label in classes.tolist()]
+        return np.array([validate.positive("class_weight", weight) for weight in weights])
 
     def _keep(self, model: LinearModel, labels: NDArray[Any]) -> None:
         self.classes_ = self._classes(labels)
@@ -135,9 +142,10 @@ class PrivateLogisticRegression(_PrivateLinearClassifier):
     noise : {"gaussian", "discrete"}
         Gaussian noise rounded to a grid, or an exact discrete Gaussian: slower, at the same cost,
         without any rounding in the noise.
-    class_weight : {"balanced"} or None
-        "balanced" makes predictions and probabilities those for equally frequent classes, for rare
-        classes and balanced accuracy. The frequencies are part of the calibration's release.
+    class_weight : {"balanced"}, dict or None
+        Weights of the classes, by label; what is not listed weighs 1. "balanced": inverse to the
+        frequencies of the classes, at most 1 to 50, which one more release learns. Predictions
+        and probabilities are then those for classes of equal frequency.
 
     Attributes
     ----------

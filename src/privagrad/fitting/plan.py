@@ -140,5 +140,5 @@ def _facts(table: Table, loss: Loss) -> PublicFacts:
     outputs, bounded = classes if classes > 2 else 1, encoding.bounds is not None
     return PublicFacts(
         table.n, width, outputs, encoding.sparse, loss.regression, True, bounded,
-        table.target.bounded, loss.name == "logistic",
+        table.target.bounded, loss.name == "logistic", False,
     )  # fmt: skip

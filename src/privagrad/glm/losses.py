@@ -34,10 +34,11 @@ class _Kind:
     several: str = ""  # the name of the same loss for several classes
 
 
+_RATIO = "ratio of the weights of the classes -1 and 1"
 _KINDS = {
     "absolute": _Kind("numbers", "regression"),
-    "logistic": _Kind("signs", "classification", 0.25, several="softmax"),
-    "hinge": _Kind("signs", "classification", several="multiclass-hinge"),
+    "logistic": _Kind("signs", "classification", 0.25, _RATIO, 1.0, several="softmax"),
+    "hinge": _Kind("signs", "classification", math.inf, _RATIO, 1.0, several="multiclass-hinge"),
     # Slopes below 1e12 keep every product of the kernels within the range of doubles.
     "huber": _Kind("numbers", "regression", 1.0, "bend between square and linear", 1.35, 1e12),
     "quantile": _Kind("numbers", "regression", math.inf, "quantile", 0.5, 1.0),
@@ -51,14 +52,23 @@ _ABSOLUTE, _LOGISTIC, _HINGE, _HUBER, _QUANTILE, _LINEAR, _SOFTMAX, _MULTI = ran
 
 
 @kernel(inline=True)
+def _class_weight(ratio: float, target: float) -> float:
+    """The weight of a target's class, of which the larger one is 1."""
+    if target < 0.0:
+        return ratio if ratio < 1.0 else 1.0
+    return 1.0 / ratio if ratio > 1.0 else 1.0
+
+
+@kernel(inline=True)
 def value(code: int, parameter: float, margin: float, target: float) -> float:
     """ℓ(m; y); NaN for a margin or target that is NaN."""
     if code == _LOGISTIC:
         gain = target * margin
-        return math.log1p(math.exp(-abs(gain))) + (0.0 if gain > 0.0 else -gain)
+        plain = math.log1p(math.exp(-abs(gain))) + (0.0 if gain > 0.0 else -gain)
+        return _class_weight(parameter, target) * plain
     if code == _HINGE:
         gap = 1.0 - target * margin
-        return 0.0 if gap <= 0.0 else gap
+        return 0.0 if gap <= 0.0 else _class_weight(parameter, target) * gap
     if code == _LINEAR:
         return margin
     residual = margin - target
@@ -91,11 +101,12 @@ def class_value(code: int, margins: Vector, label: Any) -> Any:
 def slope(code: int, parameter: float, margin: float, target: float) -> float:
     """dℓ/dm, a subgradient where ℓ bends; NaN for a margin or target that is NaN."""
     if code == _LOGISTIC:
-        return -target / (1.0 + math.exp(target * margin))
+        weight = _class_weight(parameter, target)
+        return -weight * target / (1.0 + math.exp(target * margin))
     if code == _HINGE:
         gap = 1.0 - target * margin
         if gap > 0.0:
-            return -target
+            return -_class_weight(parameter, target) * target
         return 0.0 if gap <= 0.0 else gap
     if code == _LINEAR:
         return 1.0
@@ -172,8 +183,8 @@ class Loss:
     | name | ℓ(m; y) | parameter |
     |---|---|---|
     | absolute | r = abs(m - y) | |
-    | logistic | log(1 + exp(-y m)), y = ±1 | |
-    | hinge | max(0, 1 - y m), y = ±1 | |
+    | logistic | w_y log(1 + exp(-y m)), y = ±1 | w_-1 / w_1 > 0, default 1; the larger one is 1 |
+    | hinge | w_y max(0, 1 - y m), y = ±1 | the same |
     | huber | r²/2 for r ≤ κ, then κ r - κ²/2 | κ > 0, default 1.35 |
     | quantile | max(q (y - m), (q - 1)(y - m)) | 0 < q < 1, default 0.5 |
     | linear | m, without y | |
@@ -194,6 +205,11 @@ class Loss:
                 f"Expected the {kind.parameter} in (0, {kind.below:g}), found {value!r}."
             )
         object.__setattr__(self, "parameter", float(value) if kind.parameter else None)
+
+    @property
+    def ratio(self) -> float:
+        """Of the weights of the classes -1 and 1, where these are the targets; else 1."""
+        return float(self.parameter or 1.0) if _KINDS[self.name].parameter == _RATIO else 1.0
 
     @cached_property
     def key(self) -> tuple[int, float]:

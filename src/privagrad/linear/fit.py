@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,13 +23,16 @@ from privagrad.methods.loop import train
 from privagrad.privacy.accounting import PrivacyReport
 from privagrad.privacy.releases import Releases
 from privagrad.queries import moments
-from privagrad.queries.calibration import CALIBRATION, calibrate
+from privagrad.queries.calibration import CALIBRATION, calibrate, class_shares
 from privagrad.queries.columns import Share, private_norm
 from privagrad.queries.evaluation import EVALUATION, Evaluation, evaluate
 from privagrad.queries.moments import ColumnQueries, Columns
 
 Bounds = tuple[Vector, Vector]
 _CHECKPOINTS = 10
+_LARGEST_WEIGHT = 50.0
+"""The largest ratio of balanced weights of classes."""
+
 _NO_UNIT = 2.0**-40
 """Of a target whose scale noise hides: predictions are 0, rather than noise times a guess."""
 
@@ -57,8 +61,8 @@ class Problem:
         One-hot columns, from the first to before the last, of which a row has at most one.
     limits : array or None
         Public bounds on the size of the entries of each column, where they are known.
-    balanced : bool
-        Whether all classes count alike in predictions, however rare they are.
+    class_weights : array of shape (k,), "balanced" or None
+        Public weights of the classes; "balanced": inverse to their frequencies, which are learned.
     """
 
     loss: Loss
@@ -71,12 +75,12 @@ class Problem:
     left_out: NDArray[np.bool_] | None = None
     groups: tuple[tuple[int, int], ...] = ()
     limits: Vector | None = None
-    balanced: bool = False
+    class_weights: Vector | Literal["balanced"] | None = None
 
     @property
-    def calibrated(self) -> bool:
-        """Whether margins are made log-odds after the training."""
-        return self.loss.name in ("logistic", "softmax") or self.balanced
+    def balanced(self) -> bool:
+        """Whether the frequencies of the classes are to be learned."""
+        return isinstance(self.class_weights, str)
 
     @property
     def facts(self) -> PublicFacts:
@@ -89,7 +93,8 @@ class Problem:
             self.intercept,
             self.bounds is not None,
             self.target_bounds is not None,
-            self.calibrated,
+            self.loss.name in ("logistic", "softmax"),
+            self.balanced,
         )
 
 
@@ -160,7 +165,8 @@ def run_fit(
     problem: Problem, plan: Plan, releases: Releases, progress: bool | None = None
 ) -> LinearModel:
     """Make the plan's releases, and compute the model from them."""
-    task = _standardize(problem, releases)
+    weights_of_classes = _class_weights(problem, releases)
+    task = _standardize(_weighted(problem, weights_of_classes), releases)
     dim, norm, ellipsoid, noise = problem.facts.dim, task.row_norm, None, 0.0
     if not plan.privacy.unprotected:
         scale = np.ones(task.gradients.rows.shape[1])
@@ -189,8 +195,11 @@ def run_fit(
         observer=path.record if path else None, progress=progress,
     )  # fmt: skip
     weights, trace, factor = result.last, None, 1.0
-    if problem.balanced or CALIBRATION.purpose in plan.privacy:
-        weights, factor = _calibrated(problem, task.gradients, weights, releases)
+    if CALIBRATION.purpose in plan.privacy:
+        found = calibrate(task.gradients, weights, problem.left_out, releases)
+        weights, factor = _moved(problem, found.factor * weights, found.shifts), found.factor
+    if problem.outputs > 1 and weights_of_classes is not None:
+        weights = _moved(problem, weights, np.log(weights_of_classes))
     if path and ellipsoid:
         points = [*path.points[:-1], (path.points[-1][0], weights)]
         asked = evaluate(task.gradients, ellipsoid, points, problem.left_out, releases)
@@ -203,17 +212,32 @@ def run_fit(
     return LinearModel(coef, intercept, task.unit, releases.report(), trace)
 
 
-def _calibrated(
-    problem: Problem, gradients: GlmGradients, weights: Vector, releases: Releases
-) -> tuple[Vector, float]:
-    """The weights with the factor and the shifts of a calibration, and the factor."""
-    found = calibrate(gradients, weights, problem.left_out, releases)
-    if problem.balanced:
-        found = found.balanced()
-    matrix = found.factor * weights.reshape(gradients.outputs, -1)
+def _class_weights(problem: Problem, releases: Releases) -> Vector | None:
+    """The weights of the classes, the largest being 1; None where all are."""
+    given = problem.class_weights
+    if given is None:
+        return None
+    if isinstance(given, str):
+        classes = max(problem.outputs, 2)
+        labels = problem.targets if problem.outputs > 1 else (problem.targets + 1) / 2
+        shares = class_shares(labels, classes, problem.left_out, releases)
+        given = 1 / np.maximum(shares, shares.max() / _LARGEST_WEIGHT)
+    return np.asarray(given / given.max())
+
+
+def _weighted(problem: Problem, weights: Vector | None) -> Problem:
+    """With two classes the loss has the weights. With more, margins are shifted at the end."""
+    if weights is None or problem.outputs > 1:
+        return problem
+    return replace(problem, loss=Loss(problem.loss.name, float(weights[0] / weights[1])))
+
+
+def _moved(problem: Problem, weights: Vector, shifts: Vector) -> Vector:
+    """The weights with these shifts of the intercepts, if there are any."""
+    matrix = weights.reshape(problem.outputs, -1).copy()
     if problem.intercept:
-        matrix[:, -1] += found.shifts
-    return matrix.ravel(), found.factor
+        matrix[:, -1] += shifts
+    return matrix.ravel()
 
 
 def _standardize(problem: Problem, releases: Releases) -> _Standardized:

@@ -14,7 +14,7 @@ from privagrad.privacy.noise import RandomSource
 from privagrad.privacy.releases import Releases
 from privagrad.privacy.sampling import Batches
 from privagrad.queries import moments
-from privagrad.queries.calibration import CALIBRATION
+from privagrad.queries.calibration import CALIBRATION, CLASS_SHARES
 from privagrad.queries.columns import Share, query_events
 from privagrad.queries.evaluation import EVALUATION
 from privagrad.queries.moments import ColumnQueries
@@ -33,6 +33,7 @@ class PublicFacts:
     bounded: bool
     target_bounded: bool
     calibrated: bool
+    balanced: bool
 
     @property
     def dim(self) -> int:
@@ -63,7 +64,7 @@ class PublicFacts:
                 shares.append(one)
             elif one is not None:
                 shares += recipe.visible(one, self.n, size, epsilon, delta)
-        return shares + [CALIBRATION] * self.calibrated
+        return shares + [CALIBRATION] * self.calibrated + [CLASS_SHARES] * self.balanced
 
 
 @dataclass(frozen=True)

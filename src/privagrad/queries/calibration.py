@@ -22,6 +22,7 @@ from privagrad.privacy.releases import Releases
 from privagrad.queries.columns import Share
 
 CALIBRATION = Share("calibration", 0.15)
+CLASS_SHARES = Share("class shares", 0.15)
 
 _USUAL = 0.7
 """The factor that is right for most models; noise that hides a better one leaves it."""
@@ -30,9 +31,6 @@ _EDGES = np.array([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
 EDGES = np.concatenate([-_EDGES[:0:-1], _EDGES])
 _MIDDLES = np.concatenate([[-7.0], (EDGES[1:] + EDGES[:-1]) / 2, [7.0]])
 _FACTORS = _USUAL * np.geomspace(0.25, 4.0, 9)
-_ERRORS = 0.25
-"""Weight of the squared errors beside the labels, for more than two classes."""
-
 _PRIOR = np.array([10_000.0, 4_000.0])
 """Weights of the usual factor and of no shift, times the variance of the noise in a cell: about the
 variance of the likelihood's gradient over its curvature, for deviations of 0.3 and 0.15."""
@@ -43,20 +41,38 @@ _ROWS = 16_384
 
 @dataclass(frozen=True)
 class Calibration:
-    """Margins times `factor` plus `shifts`, one for each output, are log-odds.
-
-    `shares` are those of the classes.
-    """
+    """Margins times `factor` plus `shifts`, one for each output, are log-odds."""
 
     factor: float
     shifts: Vector
-    shares: Vector
 
-    def balanced(self) -> Calibration:
-        """The same where all classes are equally frequent."""
-        odds = np.log(self.shares)
-        least = odds if self.shifts.size > 1 else np.array([odds[1] - odds[0]])
-        return Calibration(self.factor, self.shifts - least, self.shares)
+
+def class_shares(
+    labels: Vector, classes: int, left_out: NDArray[np.bool_] | None, releases: Releases
+) -> Vector:
+    """The shares of the classes 0, 1, ..., each at least the noise in it; exact without privacy.
+
+    Guarantees
+    ----------
+    One Gaussian release, the plan's event "class shares": a row adds 1 to one cell.
+    """
+    cells = labels.astype(np.int64)
+    if left_out is not None:
+        cells[left_out] = -1
+    shares, noise = _shares(cells, classes, releases, CLASS_SHARES)
+    known = np.maximum(shares, max(noise, 1 / labels.size))
+    return np.asarray(known / known.sum())
+
+
+def _shares(cells: Integers, count: int, releases: Releases, asked: Share) -> tuple[Vector, float]:
+    """Shares of the rows in each cell, -1 being none, and the deviation of the noise in them."""
+    n = cells.size
+    if releases.plan.unprotected:
+        return np.bincount(cells[cells >= 0], minlength=count) / n, 0.0
+    mechanism = GaussianSum(count, releases.noise_for(asked.purpose), n)
+    total = mechanism.sum()
+    total.add_by(_count, cells)
+    return mechanism.release(total, releases.source), mechanism.noise_multiplier / n
 
 
 def calibrate(
@@ -77,28 +93,27 @@ def calibrate(
     outputs = gradients.outputs
     points = weights.reshape(outputs, -1).T if outputs > 1 else weights
     margins = gradients.rows.margins(points)
-    finite = np.isfinite(margins) if outputs == 1 else np.isfinite(margins).all(axis=1)
-    counts = finite if left_out is None else finite & ~left_out
+    counts = np.isfinite(margins.reshape(len(margins), -1).sum(axis=1))
+    if left_out is not None:
+        counts &= ~left_out
     if outputs == 1:
-        return _from_histogram(*_histogram(margins, gradients.targets > 0, counts, releases))
+        return _from_histogram(*_histogram(margins, gradients, counts, releases))
     return _from_errors(*_errors(margins, gradients.targets, counts, releases), outputs)
 
 
 def _histogram(
-    margins: Vector, positive: NDArray[np.bool_], counts: NDArray[np.bool_], releases: Releases
+    margins: Vector, gradients: GlmGradients, counts: NDArray[np.bool_], releases: Releases
 ) -> tuple[Vector, float]:
-    """Shares of the rows, of shape (2, bins), and the standard deviation of their noise."""
-    n, bins = margins.size, _MIDDLES.size
-    cells = np.searchsorted(EDGES, np.where(counts, margins, 0.0)) + bins * positive
-    cells = np.where(counts, cells, -1)
-    if releases.plan.unprotected:
-        exact = np.bincount(cells[counts], minlength=2 * bins) / n
-        return exact.reshape(2, bins), 0.0
-    mechanism = GaussianSum(2 * bins, releases.noise_for(CALIBRATION.purpose), n)
-    total = mechanism.sum()
-    total.add_by(_count, cells)
-    shares = mechanism.release(total, releases.source)
-    return shares.reshape(2, bins), mechanism.noise_multiplier / n
+    """Weights of both classes in each bin, of shape (2, bins), 1 in all; the noise in a cell."""
+    bins = _MIDDLES.size
+    cells = np.searchsorted(EDGES, np.where(counts, margins, 0.0))
+    cells = np.where(counts, cells + bins * (gradients.targets > 0), -1)
+    shares, noise = _shares(cells, 2 * bins, releases, CALIBRATION)
+    ratio = gradients.loss.ratio
+    weights = np.array([min(ratio, 1.0), min(1 / ratio, 1.0)])
+    weighted = weights[:, None] * shares.reshape(2, bins)
+    total = max(float(weighted.sum()), noise)
+    return weighted / total, noise / total
 
 
 @kernel()
@@ -122,10 +137,9 @@ def _from_histogram(shares: Vector, noise: float) -> Calibration:
         curvature = table.T @ (weights[:, None] * table) + np.diag(prior)
         step = np.linalg.solve(curvature, slope)
         point = point - step / max(1.0, float(np.abs(step).max()))
-    classes = np.maximum(shares.sum(axis=1), noise)
     # A model that predicts the wrong way round is noise: it is not turned around.
     factor = max(float(point[0]), float(_FACTORS[0]))
-    return Calibration(factor, point[1:], classes / classes.sum())
+    return Calibration(factor, point[1:])
 
 
 def _chance(margins: Vector) -> Vector:
@@ -134,46 +148,43 @@ def _chance(margins: Vector) -> Vector:
 
 def _errors(
     margins: Vector, labels: Vector, counts: NDArray[np.bool_], releases: Releases
-) -> tuple[Vector, Vector, float]:
-    """Shares of the classes, mean squared errors of the factors, and the noise in the latter."""
-    n, classes = margins.shape
+) -> tuple[Vector, float]:
+    """Mean squared errors of the factors, and the noise in them."""
+    n = len(margins)
     noise_multiplier = 0.0
     if not releases.plan.unprotected:
         noise_multiplier = releases.noise_for(CALIBRATION.purpose)
-    largest = math.sqrt(1 + _FACTORS.size * _ERRORS**2)
-    mechanism = GaussianSum(classes + _FACTORS.size, noise_multiplier, n)
+    largest = math.sqrt(_FACTORS.size)
+    mechanism = GaussianSum(_FACTORS.size, noise_multiplier, n)
     total = mechanism.sum()
     for first in range(0, n, _ROWS):
         part = slice(first, first + _ROWS)
-        vectors = np.zeros((counts[part].size, classes + _FACTORS.size))
+        vectors = np.zeros((counts[part].size, _FACTORS.size))
         known = np.where(counts[part, None], margins[part], 0.0)
         _answer(known, labels[part].astype(np.int64), _FACTORS, vectors)
         vectors[~counts[part]] = 0.0
         total.add(vectors / largest)
     means = mechanism.release(total, releases.source) * largest
-    noise = noise_multiplier * largest / n
-    return np.maximum(means[:classes], noise), means[classes:] / _ERRORS, noise / _ERRORS
+    return means, noise_multiplier * largest / n
 
 
-def _from_errors(shares: Vector, errors: Vector, noise: float, outputs: int) -> Calibration:
+def _from_errors(errors: Vector, noise: float, outputs: int) -> Calibration:
     """The factor of the least error, where that is clear of noise."""
     smooth = np.convolve(np.pad(errors, 1, mode="edge"), np.ones(3) / 3, mode="valid")
     best, usual = int(smooth.argmin()), _FACTORS.size // 2
     clear = smooth[usual] - smooth[best] > 2 * noise
-    known = shares / max(float(shares.sum()), 1e-300)
-    return Calibration(float(_FACTORS[best if clear else usual]), np.zeros(outputs), known)
+    return Calibration(float(_FACTORS[best if clear else usual]), np.zeros(outputs))
 
 
 @kernel()
 def _answer(margins: Any, labels: Any, factors: Any, answers: Any) -> None:
-    """For each row, 1 for its class, and the squared error of its probabilities for each factor.
+    """For each row the squared error of its probabilities for each factor, from 0 to 1.
 
     Unlike a logarithm a squared error is bounded, so that bounding rows does not favour
     overconfidence.
     """
     classes = margins.shape[1]
     for i in range(margins.shape[0]):
-        answers[i, labels[i]] = 1.0
         best = margins[i].max()
         for f in range(factors.size):
             total = error = 0.0
@@ -182,4 +193,4 @@ def _answer(margins: Any, labels: Any, factors: Any, answers: Any) -> None:
             for c in range(classes):
                 chance = math.exp(factors[f] * (margins[i, c] - best)) / total
                 error += (chance - (1.0 if c == labels[i] else 0.0)) ** 2
-            answers[i, classes + f] = _ERRORS * error / 2.0
+            answers[i, f] = error / 2.0
