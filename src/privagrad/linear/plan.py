@@ -142,7 +142,7 @@ def plan_fit(
     batches = recipe.batches(facts.n, facts.dim, facts.sparse, choices.steps, choices.batch_size)
     privacy, noise = PrivacyPlan((), unprotected=True), 0.0
     if not math.isinf(epsilon):
-        shares = [*facts.queries(epsilon, delta), *([EVALUATION] if evaluated else [])]
+        shares = recipe.limited([*facts.queries(epsilon, delta), *[EVALUATION] * evaluated])
         queries = query_events(shares, epsilon, delta, "zero-out")
         privacy = PrivacyPlan.calibrate_event(
             training_event(batches), epsilon, delta, [*other_events, *queries]

@@ -29,7 +29,7 @@ _WORK = 1e9
 _LEAST_RATE = 0.2
 _SPARSE_ENTRIES = 100
 _HALF, _LEAST_KEPT, _GOOD_KEPT = 0.05, 0.8, 0.9
-_VISIBLE, _LARGEST_PART, _LARGEST_TARGET_PART = 0.1, 0.5, 0.3
+_VISIBLE, _LARGEST_PART, _LARGEST_TOTAL = 0.1, 0.5, 0.4
 
 
 def default_delta(n_examples: int) -> float:
@@ -78,9 +78,14 @@ def visible(
     """
     most = _VISIBLE * n / math.sqrt(entries)
     needed = math.sqrt(2 * math.log(1.25 / delta)) / (most * epsilon)
-    largest = _LARGEST_PART if entries > 1 else _LARGEST_TARGET_PART
-    factor = max(min(needed, largest) / asked.ranges.part, 1.0)
+    factor = max(min(needed, _LARGEST_PART) / asked.ranges.part, 1.0)
     return [Share(share.purpose, factor * share.part) for share in asked.shares]
+
+
+def limited(shares: list[Share]) -> list[Share]:
+    """The queries, with smaller parts where together they would leave little for the training."""
+    factor = math.sqrt(_LARGEST_TOTAL / max(sum(s.part**2 for s in shares), _LARGEST_TOTAL))
+    return [Share(share.purpose, factor * share.part) for share in shares]
 
 
 def kept_advantage(noise: float) -> float:

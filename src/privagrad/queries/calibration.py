@@ -93,7 +93,7 @@ def calibrate(
     outputs = gradients.outputs
     points = weights.reshape(outputs, -1).T if outputs > 1 else weights
     margins = gradients.rows.margins(points)
-    counts = np.isfinite(margins.reshape(len(margins), -1).sum(axis=1))
+    counts = np.isfinite(margins.reshape(len(margins), -1)).all(axis=1)
     if left_out is not None:
         counts &= ~left_out
     if outputs == 1:
