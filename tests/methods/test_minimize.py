@@ -345,11 +345,11 @@ def test_defaults_come_from_the_theorems():
     assert event.batch_size == round(math.sqrt(200))
     assert event.count == round((200 / event.batch_size) ** 2)
     given = {"random_state": 0, "steps": 20}
-    assert np.array_equal(usual(**given, step_size=None).last, usual(**given, step_size=2.0).last)
-    assert np.array_equal(
-        usual(**given, method="pasan", step_size=None).last,
-        usual(**given, method="pasan", step_size=2 * math.sqrt(8)).last,
-    )
+    for method, diameter in (("pagan", 2.0), ("pasan", 2 * math.sqrt(8))):
+        default = usual(**given, method=method, step_size=None)
+        falling = usual(**given, method=method, step_size=diameter, schedule="linear")
+        assert np.array_equal(default.last, falling.last)
+        assert np.array_equal(default.x, default.last)
 
 
 def test_a_start_is_projected_and_left_alone():

@@ -10,7 +10,7 @@ import numpy as np
 from privagrad._internal.progress import track
 from privagrad._internal.threads import pool_of
 from privagrad._internal.validate import Vector
-from privagrad.methods._base import Gradients, Method, Oracle, Setting
+from privagrad.methods._base import Gradients, Method, Oracle, Schedule, Setting
 from privagrad.methods.oracle import Diagnostics, GradientOracle
 from privagrad.privacy.accounting import PrivacyReport
 from privagrad.privacy.releases import Releases
@@ -28,7 +28,7 @@ class Result:
     Attributes
     ----------
     x : array of shape (d,)
-        The suffix average, which every method returns by default.
+        The suffix average; where the step size falls towards 0, the last iterate.
     last : array of shape (d,)
         The last iterate.
     average : array of shape (d,)
@@ -39,6 +39,8 @@ class Result:
         What the run cost.
     diagnostics : Diagnostics
         Counts for debugging, NOT private.
+    schedule : {"constant", "linear"}
+        Whether the step size was constant or fell towards 0.
     """
 
     last: Vector
@@ -46,10 +48,11 @@ class Result:
     suffix_average: Vector
     privacy: PrivacyReport
     diagnostics: Diagnostics = field(repr=False)
+    schedule: Schedule = "constant"
 
     @property
     def x(self) -> Vector:
-        return self.suffix_average
+        return self.last if self.schedule == "linear" else self.suffix_average
 
 
 def train(
@@ -70,7 +73,8 @@ def train(
     with pool_of(threads) as pool:
         oracle = GradientOracle(gradients, setting, releases, pool)
         average, suffix_average = descend(method, oracle, drawn, x, setting, callback, observer)
-    return Result(x, average, suffix_average, releases.report(), oracle.diagnostics)
+    report = releases.report()
+    return Result(x, average, suffix_average, report, oracle.diagnostics, setting.schedule)
 
 
 def descend(

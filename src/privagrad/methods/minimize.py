@@ -34,7 +34,8 @@ class Options(TypedDict, total=False):
     Attributes
     ----------
     schedule : {"constant", "linear"}
-        Whether the step size is constant or falls linearly towards 0.
+        Whether the step size is constant, the default where one is given, or falls linearly towards
+        0, the default where none is. Then ``x`` is the last iterate, else the suffix average.
     projection : {"radial", "euclidean", "rows"}
         How gradients are brought into the ellipsoid: "euclidean" is the paper's π_A; "rows"
         shrinks a row of a linear model as the largest possible slope requires, so that quantiles
@@ -117,7 +118,8 @@ def minimize(
     steps : int
         The number of steps, by default (n / batch_size)², as in Lemma 1.
     step_size : float
-        α; by default diam_2 of the domain for PASAN, diam_∞ for AdaGrad and PAGAN.
+        α; by default diam_2 of the domain for PASAN, diam_∞ for AdaGrad and PAGAN, both falling
+        linearly towards 0.
     sampling : {"poisson", "with_replacement", "without_replacement"}
         How a step draws its rows; the paper's is with replacement.
     random_state : int or Generator or None
@@ -139,7 +141,7 @@ def minimize(
     validate.choice("sampling", sampling, SAMPLINGS)
     projection = options.get("projection", "radial")
     validate.choice("projection", projection, PROJECTIONS)
-    schedule = options.get("schedule", "constant")
+    schedule = options.get("schedule", "linear" if step_size is None else "constant")
     validate.choice("schedule", schedule, SCHEDULES)
     gradients = _gradients(loss, X, y, rule, projection)
     batches = _batches(rule, gradients.n_examples, batch_size, steps, sampling)
