@@ -82,7 +82,7 @@ bench: install
 
 bench-estimators: install
 	@test -n "$(DATA)" || { echo "usage: make bench-estimators DATA=dir"; exit 2; }
-	OPENBLAS_NUM_THREADS=1 $(BIN)/python -m benchmarks estimators --data-dir "$(DATA)"
+	OPENBLAS_NUM_THREADS=1 $(BIN)/python -m benchmarks estimators --data-dir "$(DATA)" --journal build/bench-estimators.jsonl
 
 clean:
 	rm -rf .venv build dist demo-output site .coverage* .mypy_cache .pytest_cache .ruff_cache

@@ -1,4 +1,4 @@
-"""DP-SGD with every advantage: facts of the rows for free, settings to choose afterwards."""
+"""DP-GD and DP-SGD with every advantage: facts of the rows for free, settings chosen afterwards."""
 
 from __future__ import annotations
 
@@ -10,38 +10,54 @@ from scipy import sparse
 from scipy.sparse import linalg
 
 import privagrad as pg
-from privagrad.linear import default_delta
 
-RADII = (0.1, 0.3, 1.0, 3.0)
+RADII = (0.1, 0.3, 1.0)
 """Bounds on gradients, in true median norms of a row."""
 
-STEP_SIZES = tuple(10.0 ** (k / 2) for k in range(-6, 5))
-"""In inverse true median norms of a row."""
+STEP_SIZES = {
+    "DP-GD": tuple(10.0 ** (k / 2) for k in range(-1, 6)),
+    "DP-SGD": tuple(10.0 ** (k / 2) for k in range(-6, 5)),
+}
+"""In inverse true median norms of a row, for DP-GD of its square."""
 
+_HOW: dict[str, dict[str, Any]] = {
+    "DP-GD": {"steps": 100, "schedule": "linear"},
+    "DP-SGD": {"steps": 300},
+}
 Fit = Callable[[float, float], np.ndarray]
 
 
-def fits(X: Any, y: np.ndarray, X_test: Any, epsilon: float, regression: bool, seed: int) -> Fit:
-    """Test margins as a function of radius and step size, by 300 steps of n/20 rows.
+def fits(
+    who: str, X: Any, y: np.ndarray, X_test: Any, epsilon: float, delta: float, regression: bool,
+    seed: int,
+) -> Fit:  # fmt: skip
+    """Predictions for test rows as a function of radius and step size.
 
-    The target of a regression is standardised by its true mean and deviation. Labels are -1 and 1.
+    DP-GD takes 100 steps of all rows with a step size that falls to 0, DP-SGD 300 steps of n/20
+    rows. The target of a regression is standardised by its true mean and deviation.
     """
     X, X_test = _with_constant(X), _with_constant(X_test)
     centre, unit = (y.mean(), y.std()) if regression else (0.0, 1.0)
-    loss = pg.Loss("quantile", 0.5) if regression else pg.Loss("logistic")
+    classes = 0 if regression else int(y.max()) + 1
+    names = {0: "quantile", 2: "logistic"}
+    loss = pg.Loss(names.get(classes, "softmax"))
     norms = linalg.norm if isinstance(X, sparse.csr_array) else np.linalg.norm
     norm = float(np.median(norms(X, axis=1)))
+    size, power = (y.size, 2) if who == "DP-GD" else (max(y.size // 20, 1), 1)
 
-    def margins(radius: float, step_size: float) -> np.ndarray:
+    def predicted(radius: float, step_size: float) -> np.ndarray:
+        dim = X.shape[1] * (classes if classes > 2 else 1)
         result = pg.minimize(
-            loss, X, (y - centre) / unit, method="dp-sgd", epsilon=epsilon,
-            delta=default_delta(y.size), ellipsoid=pg.Ellipsoid.ball(X.shape[1], radius * norm),
-            batch_size=y.size // 20, steps=300, step_size=step_size / norm, random_state=seed,
-            progress=False, threads=1,
+            loss, X, (y - centre) / unit, method="dp-sgd", epsilon=epsilon, delta=delta,
+            ellipsoid=pg.Ellipsoid.ball(dim, radius * norm), batch_size=size,
+            step_size=step_size / norm**power, random_state=seed, progress=False, **_HOW[who],
         )  # fmt: skip
-        return np.asarray(X_test @ result.x * unit + centre)
+        if classes > 2:
+            return np.asarray((X_test @ result.x.reshape(classes, -1).T).argmax(axis=1))
+        margins = np.asarray(X_test @ result.x)
+        return (margins > 0).astype(int) if classes else margins * unit + centre
 
-    return margins
+    return predicted
 
 
 def _with_constant(X: Any) -> Any:
