@@ -135,12 +135,14 @@ def private_columns(
         least = ranges.scale[places] * math.sqrt(_HIDDEN * floor)
         moved = rows.centred(places, centre[places])
         near = private_ranges(moved, releases, queries.around.ranges.purpose)
+        # Around its centre a column is not wider than around 0.
+        top = np.minimum(near.top, 2 * ranges.top[places])
         means, squares, floor = whitened_moments(
-            moved, near.top, near.row_norm, releases, queries.around.moments.purpose
+            moved, top, near.row_norm, releases, queries.around.moments.purpose
         )
         if near.found:
-            centre[places] += near.top * means
-            found = near.top * np.sqrt(np.maximum(squares - means**2, floor))
+            centre[places] += top * means
+            found = top * np.sqrt(np.maximum(squares - means**2, floor))
             deviation[places] = np.maximum(found, least)
         # A frequent indicator has two values; what varies around its centre has more.
         varied[places] |= near.levels > 2
@@ -148,7 +150,8 @@ def private_columns(
         unit[places] = np.where(varied[places] | always, deviation[places], unit[places])
     if unit.max() <= _COMMON * unit.min():
         unit[:] = math.sqrt(float(np.mean(unit**2)))
-    return Columns(centre, unit, np.square(deviation / unit), varied)
+    # Noise may show a deviation beyond the size of the entries.
+    return Columns(centre, unit, np.minimum(np.square(deviation / unit), _COMMON), varied)
 
 
 def _ranges_and_moments(
