@@ -127,19 +127,16 @@ def private_ranges(rows: Table, releases: Releases, purpose: str) -> Ranges:
     cells = mechanism.release(total, releases.source).reshape(dim, _CELLS)
     votes, ones = cells[:, :OCTAVES], cells[:, OCTAVES]
     noise = mechanism.noise_multiplier / n
-    fits, one_fit = _fit_shape(votes), noise * float(np.linalg.norm(_SHAPE))
-    found = fits.max(axis=1) > _chance_level(fits.size) * one_fit
+    fits = _fits(votes) / noise
+    found = fits.max(axis=1) > _chance_level(fits.size)
     indicators = ~found & (ones > _SEEN * noise)
     octave = np.where(indicators, _OCTAVE_OF_ONE, fits.argmax(axis=1))
-    if (known := found | indicators).any():
-        shown = fits > LIKELY * one_fit
-        octave = np.where(known, octave, _cautious_octaves(shown, octave[known]))
-    else:
-        # No column shows by itself, but all together may.
-        together = votes.sum(axis=0, keepdims=True) > SURE * noise * math.sqrt(dim)
-        if not together.any():
-            return _nothing_found(dim)
-        octave[:] = _highest(together, 0)
+    known = found | indicators
+    together = votes.sum(axis=0, keepdims=True) > SURE * noise * math.sqrt(dim)
+    if not (known.any() or together.any()):
+        return _nothing_found(dim)
+    usual = _usual_octave(octave[known], together)
+    octave = np.where(known, octave, np.maximum(_highest(fits > LIKELY, usual), usual))
     clear = votes > np.maximum(_LEVEL * votes.max(axis=1, keepdims=True), CERTAIN * noise)
     share, row_norm = _shares(votes, ones, noise)
     tail = votes > np.maximum(_TAIL * votes.sum(axis=1, keepdims=True), CERTAIN * noise)
@@ -151,8 +148,8 @@ def private_ranges(rows: Table, releases: Releases, purpose: str) -> Ranges:
 
 
 def _chance_level(windows: int) -> float:
-    """Standard deviations that noise alone exceeds in any of so many places once in 20 times."""
-    return NormalDist().inv_cdf(1 - 0.05 / windows)
+    """Standard deviations that noise alone exceeds in any of so many places once in 500 times."""
+    return NormalDist().inv_cdf(1 - 0.002 / windows)
 
 
 def _shares(votes: Vector, ones: Vector, noise: float) -> tuple[Vector, float]:
@@ -178,23 +175,24 @@ def _nothing_found(dim: int) -> Ranges:
     return Ranges(largest, largest, 0.0 * largest, nothing, nothing > 0, False, math.sqrt(dim))
 
 
-def _fit_shape(votes: Vector) -> Vector:
-    """How well each octave is that of σ, columns × octaves."""
+def _fits(votes: Vector) -> Vector:
+    """How well each octave is that of σ, or of all entries; of the noise in a vote if it is not."""
     below, above = _SHAPE_BELOW_SIGMA, _SHAPE.size - 1 - _SHAPE_BELOW_SIGMA
     padded = np.pad(votes, ((0, 0), (below, above)))
     windows = np.lib.stride_tricks.sliding_window_view(padded, _SHAPE.size, axis=1)
-    return np.asarray(windows @ _SHAPE)
+    return np.maximum(windows @ (_SHAPE / np.linalg.norm(_SHAPE)), votes)
 
 
-def _cautious_octaves(shown: NDArray[np.bool_], others: NDArray[np.int64]) -> Vector:
-    """For columns with few votes: the octave of most others, or the highest if they differ.
+def _usual_octave(known: NDArray[np.int64], together: NDArray[np.bool_]) -> int:
+    """For columns with few votes: the octave of most others, or the highest where they differ.
 
     A column whose scale is too large is lost. One whose scale is too small hides the others in
-    noise, so a higher octave with some votes is preferred.
+    noise, so that higher octaves are preferred.
     """
-    counts = np.bincount(others, minlength=OCTAVES)
-    usual = counts.argmax() if 2 * counts.max() > others.size else others.max()
-    return np.maximum(_highest(shown, usual), usual)
+    counts = np.bincount(known, minlength=OCTAVES)
+    if counts.max() > max(known.size / 2, 2):
+        return int(counts.argmax())
+    return max(int(_highest(together, 0)[0]), int(known.max(initial=0)))
 
 
 def _highest(shown: NDArray[np.bool_], otherwise: Any) -> Vector:
