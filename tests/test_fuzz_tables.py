@@ -15,7 +15,7 @@ import os
 import warnings
 from collections import Counter
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from typing import Any
 
@@ -40,7 +40,8 @@ from privagrad.privacy.noise import random_source
 from privagrad.privacy.releases import Releases
 from privagrad.privacy.sampling import Batches
 from privagrad.queries import columns as queries
-from privagrad.queries import evaluation, moments
+from privagrad.queries import calibration, evaluation, moments
+from privagrad.queries.calibration import calibrate, class_shares
 from privagrad.queries.categories import PURPOSE, discover
 from privagrad.queries.evaluation import evaluate
 from tests.releases import releases_at
@@ -129,6 +130,8 @@ def case_of(seed: int, losses: Any = LOSSES, finite: bool = False) -> Case:
         parameter = float(rng.choice([1.35, 1e-6, 0.9e12]))
     if name == "quantile":
         parameter = float(rng.choice([0.5, 1e-9, 0.9]))
+    if name in ("logistic", "hinge"):
+        parameter = float(rng.choice([1.0, 1e-6, 0.3, 40.0]))
     loss = pg.Loss(name, parameter)
     outputs = int(rng.integers(2, 5)) if loss.multiclass else 1
     n, dim = int(rng.integers(1, 7)), int(rng.choice([1, 2, 3, 5, 17, 40]))
@@ -294,42 +297,75 @@ def test_a_step_sums_what_rows_give_alone(name, seed):
 # Questions to all rows
 
 
-def ask_ranges(rows, noise, rng, source):
-    queries.private_ranges(rows, releases_at({"ranges": noise}, source), "ranges")
+def ask_ranges(case, noise, rng, source):
+    queries.private_ranges(case.rows(), releases_at({"ranges": noise}, source), "ranges")
 
 
-def ask_moments(rows, noise, rng, source):
+def ask_moments(case, noise, rng, source):
+    rows = case.rows()
     scale = 2.0 ** rng.integers(-40, 41, rows.shape[1]).astype(float)
     norm, releases = 10.0 ** rng.uniform(-1, 3), releases_at({"moments": noise}, source)
     queries.whitened_moments(rows, scale, norm, releases, "moments")
 
 
-def ask_norms(rows, noise, rng, source):
-    scale = 10.0 ** rng.uniform(-12, 12, rows.shape[1])
-    queries.private_norm(rows, scale, releases_at({"norms": noise}, source), "norms")
+def ask_norms(case, noise, rng, source):
+    scale = 10.0 ** rng.uniform(-12, 12, case.X.shape[1])
+    queries.private_norm(case.rows(), scale, releases_at({"norms": noise}, source), "norms")
 
 
-def ask_columns(rows, noise, rng, source):
+def ask_columns(case, noise, rng, source):
     noises = {share.purpose: noise for share in moments.COLUMNS.shares}
     releases, always = releases_at(noises, source), bool(rng.integers(2))
-    moments.private_columns(rows, moments.COLUMNS, releases, always)
+    moments.private_columns(case.rows(), moments.COLUMNS, releases, always)
 
 
-def ask_bounded_columns(rows, noise, rng, source):
-    low = rng.uniform(-9, 3, rows.shape[1])
-    high = low + 10.0 ** rng.uniform(-9, 9, rows.shape[1])
-    moments.bounded_columns(rows, (low, high), releases_at({"moments": noise}, source), "moments")
+def ask_bounded_columns(case, noise, rng, source):
+    low = rng.uniform(-9, 3, case.X.shape[1])
+    high = low + 10.0 ** rng.uniform(-9, 9, case.X.shape[1])
+    releases = releases_at({"moments": noise}, source)
+    moments.bounded_columns(case.rows(), (low, high), releases, "moments")
 
 
-def ask_algorithm3(rows, noise, rng, source):
-    if not hasattr(rows, "array"):
-        return ask_ranges(rows, noise, rng, source)
+def ask_algorithm3(case, noise, rng, source):
+    if case.layout == "csr":
+        return ask_ranges(case, noise, rng, source)
     ratio = 1 + 10.0 ** rng.uniform(-3, 3)
-    return moments.algorithm3(rows.array, ratio, 1.0, 1e-6, source, rounds=3, noise="paper")
+    return moments.algorithm3(case.X, ratio, 1.0, 1e-6, source, rounds=3, noise="paper")
+
+
+def ask_calibration(case, noise, rng, source):
+    weights = rng.standard_normal(case.X.shape[1]) * 10.0 ** rng.integers(-3, 4)
+    signs = np.where(case.y > 0, 1.0, -1.0)
+    loss = pg.Loss("logistic", 10.0 ** rng.uniform(-2, 2))
+    gradients = GlmGradients(loss, case.rows(), signs)
+    calibrate(gradients, weights, None, releases_at({"calibration": noise}, source))
+
+
+def ask_calibration_of_classes(case, noise, rng, source):
+    classes = int(rng.integers(2, 12))
+    weights = rng.standard_normal(classes * case.X.shape[1]) * 10.0 ** rng.integers(-3, 4)
+    gradients = GlmGradients(
+        pg.Loss("softmax"), case.rows(), class_numbers(case.y, classes), classes
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(calibration, "_ROWS", int(rng.choice([1, 2, 65_536])))
+        calibrate(gradients, weights, None, releases_at({"calibration": noise}, source))
+
+
+def ask_class_shares(case, noise, rng, source):
+    """Rows that are taken out of a table are left out here: labels are all that is asked for."""
+    classes, out = int(rng.integers(2, 12)), np.isnan(case.X).all(axis=1)
+    labels = class_numbers(case.y, classes)
+    class_shares(labels, classes, out, releases_at({"class shares": noise}, source))
+
+
+def class_numbers(y: np.ndarray, classes: int) -> np.ndarray:
+    return np.floor(np.abs(np.nan_to_num(y, posinf=7.0, neginf=8.0)) % classes)
 
 
 QUESTIONS = [
     ask_ranges, ask_moments, ask_norms, ask_columns, ask_bounded_columns, ask_algorithm3,
+    ask_calibration, ask_calibration_of_classes, ask_class_shares,
 ]  # fmt: skip
 
 
@@ -340,18 +376,17 @@ def test_questions_sum_what_rows_answer_alone(ask, seed):
     case = case_of(seed)
     noise = 10.0 ** np.random.default_rng([seed, 2]).uniform(-2, 2)
 
-    def answers(X, played=None):
+    def answers(X, played=None, order=slice(None)):
         rng = np.random.default_rng([seed, 3])
         with recorded(played) as log:
-            ask(case.rows(X), noise, rng, random_source(seed))
+            ask(replace(case, X=X[order], y=case.y[order]), noise, rng, random_source(seed))
         return log
 
     n = len(case.X)
     whole = answers(case.X)
     parts = [answers(case.alone(i), whole) for i in range(n)]
-    assert_rows_alone(
-        parts, whole, [answers(case.X[np.random.default_rng(seed).permutation(n)], whole)]
-    )
+    permuted = np.random.default_rng(seed).permutation(n)
+    assert_rows_alone(parts, whole, [answers(case.X, whole, permuted)])
     i = seed % n
     assert_neighbours(whole, answers(case.without(i), whole))
 
@@ -458,7 +493,7 @@ def test_fits_of_neighbouring_tables_stay_within_the_sensitivity(seed):
     case, rng = case_of(seed, losses), np.random.default_rng([seed, 6])
     n, dim = case.X.shape
     low, high = np.full(dim, -3.0), np.full(dim, 5.0)
-    bounded = rng.random() < 0.3
+    bounded, balanced = rng.random() < 0.3, rng.random() < 0.5
     regression = case.loss.name in ("huber", "quantile")
     order = rng.permutation(n)
     logs: list[Log] = []
@@ -469,10 +504,12 @@ def test_fits_of_neighbouring_tables_stay_within_the_sensitivity(seed):
     ):
         if bounded:
             X = np.clip(X, low, high).astype(X.dtype)
-        targets = np.where(np.isnan(X).all(axis=1), np.nan, np.nan_to_num(y)) if regression else y
+        gone = np.isnan(X).all(axis=1)
+        targets = np.where(gone, np.nan, np.nan_to_num(y)) if regression else y
         problem = Problem(
             case.loss, case.rows(X), targets, case.outputs, bool(seed % 2),
-            (low, high) if bounded else None,
+            (low, high) if bounded else None, left_out=None if regression else gone,
+            class_weights="balanced" if balanced and not regression else None,
         )  # fmt: skip
         with quiet():
             plan = plan_fit(problem.facts, 3.0, 1e-3, Choices(steps=3), evaluated=True)

@@ -1,7 +1,7 @@
 import inspect
 import pickle
 import warnings
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import pandas as pd
@@ -24,9 +24,10 @@ from privagrad.methods import oracle
 from privagrad.privacy import mechanism, sampling
 from privagrad.privacy.events import GaussianEvent
 from privagrad.privacy.mechanism import GaussianSum
+from privagrad.privacy.releases import Releases
 from privagrad.privacy.sampling import Batches
+from privagrad.queries import calibration, moments
 from privagrad.queries import columns as queries
-from privagrad.queries import moments
 
 CLASSIFIERS: list[type[PrivateLinearEstimator]] = [
     pg.PrivateLogisticRegression,
@@ -37,6 +38,9 @@ REGRESSORS: list[type[PrivateLinearEstimator]] = [
     pg.PrivateHuberRegressor,
 ]
 ALL = CLASSIFIERS + REGRESSORS
+BALANCED: list[tuple[type[PrivateLinearEstimator], dict[str, Any]]] = [
+    (cls, {"class_weight": "balanced"}) for cls in CLASSIFIERS
+]
 
 
 def table(n=4000, dim=6, seed=0):
@@ -164,26 +168,63 @@ class Recorded(GaussianSum):
         return super().release(*arguments)
 
 
-@pytest.mark.parametrize("bounds", [None, (-1e5, 1e5)])
-@pytest.mark.parametrize("fit_intercept", [True, False])
-@pytest.mark.parametrize("cls", ALL)
-def test_every_release_is_an_event_of_the_report(cls, fit_intercept, bounds, monkeypatch):
-    """Also the other way round: leaving any event out would understate epsilon."""
-    for room in (moments, queries, oracle, mechanism):
+@pytest.fixture
+def releases_made(monkeypatch):
+    """The purposes of all releases and, as mechanisms see them, their noise multipliers."""
+    for room in (moments, queries, calibration, oracle, mechanism):
         monkeypatch.setattr(room, "GaussianSum", Recorded)
     Recorded.made = []
-    X, signal = table(n=400)
-    options = {"target_bounds": bounds} if cls in REGRESSORS else {}
-    model = cls(3.0, bounds=bounds, fit_intercept=fit_intercept, steps=7, **options)
+    purposes: list[str] = []
+    real = Releases.take
+
+    def take(self, purpose):
+        purposes.append(purpose)
+        return real(self, purpose)
+
+    monkeypatch.setattr(Releases, "take", take)
+    return purposes, Recorded.made
+
+
+@pytest.mark.parametrize("bounds", [None, (-1e5, 1e5)])
+@pytest.mark.parametrize("fit_intercept", [True, False])
+@pytest.mark.parametrize(("cls", "options"), [*((cls, {}) for cls in ALL), *BALANCED])
+def test_every_release_is_an_event_of_the_report(
+    cls, options, fit_intercept, bounds, releases_made
+):
+    """Also the other way round: leaving any event out would understate epsilon."""
+    X, signal = table(n=600)
+    bounded = {"target_bounds": bounds} if cls in REGRESSORS else {}
+    model = cls(3.0, bounds=bounds, fit_intercept=fit_intercept, steps=7, **options, **bounded)
     model.fit(X, target_of(cls, signal))
     events, delta = model.privacy_.events, model.privacy_.delta
-    assert Recorded.made == [e.noise_multiplier for e in events for _ in range(e.count)]
+    purposes, noises = releases_made
+    listed = [e for e in events for _ in range(e.count)]
+    assert sorted(purposes) == sorted(e.purpose for e in listed)
+    noise_for = {e.purpose: e.noise_multiplier for e in events}
+    assert noises == [noise_for[purpose] for purpose in purposes]
     assert model.privacy_.epsilon == pg.PrivacyPlan(events).epsilon(delta)
     assert 2.99 < model.privacy_.epsilon <= 3.0
     for left_out in range(len(events)):
         fewer = events[:left_out] + events[left_out + 1 :]
         assert pg.PrivacyPlan(fewer).epsilon(delta) < 2.9995
     assert not model.privacy_.seeded
+
+
+@pytest.mark.parametrize("classes", [2, 3])
+@pytest.mark.parametrize("weights", [None, "balanced", "dict"])
+@pytest.mark.parametrize("cls", CLASSIFIERS)
+def test_the_report_lists_calibration_and_class_shares_where_they_are_released(
+    cls, weights, classes, releases_made
+):
+    X, signal = table(n=1500)
+    given = {0: 2.0} if weights == "dict" else weights
+    model = cls(4.0, steps=3, class_weight=given).fit(X, labels(signal, classes))
+    first = ["class shares"] * (weights == "balanced")
+    last = ["calibration"] * (cls is pg.PrivateLogisticRegression)
+    columns = [share.purpose for share in moments.COLUMNS.shares]
+    assert releases_made[0] == [*first, *columns, "row norms", *["gradients"] * 3, *last]
+    found = [event.purpose for event in model.privacy_.events]
+    assert found == [*columns, "row norms", *last, *first, "gradients"]
 
 
 def test_large_tables_are_sampled_at_the_rate_of_the_report(monkeypatch):
@@ -209,9 +250,12 @@ def test_large_tables_are_sampled_at_the_rate_of_the_report(monkeypatch):
 
 def test_whole_tables_are_seen_at_every_step_where_that_is_affordable():
     assert recipe.batches(5000, 100, False, 300, None) == Batches(5000, 5000, 300, None)
-    big = recipe.batches(10**7, 50, False, 300, None)
-    assert big.sampling == "poisson"
-    assert big.batch_size == 10**5
+    large = recipe.batches(10**6, 50, False, 100, None)
+    assert (large.sampling, large.batch_size) == ("poisson", 200_000)
+    huge = recipe.batches(10**7, 50, False, 100, None)
+    assert (huge.sampling, huge.batch_size) == ("poisson", 2_000_000), "at least a fifth of them"
+    sparse = recipe.batches(10**6, 50_000, True, 100, None)
+    assert sparse.batch_size == recipe.batches(10**6, 100, False, 100, None).batch_size
 
 
 @pytest.mark.parametrize("cls", ALL)
@@ -298,7 +342,8 @@ def test_bounds_save_the_budget_of_the_ranges():
     low, high = X.min(axis=0) - width / 5, X.max(axis=0) + width / 5
     model = pg.PrivateLogisticRegression(bounds=(low, high), random_state=0)
     model.fit(X, labels(signal))
-    assert [e.purpose for e in model.privacy_.events] == ["moments", "row norms", "gradients"]
+    purposes = [event.purpose for event in model.privacy_.events]
+    assert purposes == ["moments", "row norms", "calibration", "gradients"]
     assert model.score(X, labels(signal)) > 0.85
     with pytest.raises(ValueError, match="contain 0 for a sparse table"):
         pg.PrivateLogisticRegression(bounds=(1, 2)).fit(csr_matrix(X), labels(signal))

@@ -1,6 +1,6 @@
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
@@ -12,6 +12,7 @@ CASES = [
     *(loss for loss in map(pg.Loss, LOSSES) if not loss.multiclass),
     pg.Loss("huber", 0.3),
     pg.Loss("quantile", 0.9),
+    *(pg.Loss(name, ratio) for name in ("logistic", "hinge") for ratio in (0.02, 0.5, 3.0, 50.0)),
 ]
 MARGINS = st.floats(-20, 20)
 CLASSES = st.integers(2, 5)
@@ -35,6 +36,39 @@ def test_the_slope_is_a_subgradient(loss: pg.Loss, margin, other, number):
     target = targets_for(loss, number)
     here, there = loss.value([margin, other], [target, target])
     assert there >= here + slope(*loss.key, margin, target) * (other - margin) - 1e-9
+
+
+@pytest.mark.parametrize("name", ["logistic", "hinge"])
+@given(margin=MARGINS, ratio=st.floats(1e-3, 1e3), target=st.sampled_from([-1.0, 1.0]))
+def test_weights_of_classes_multiply_values_and_slopes(name, margin, ratio, target):
+    """By w_y, of which the larger one is 1 and w_-1 / w_1 is the parameter."""
+    weights = {-1.0: min(ratio, 1.0), 1.0: min(1 / ratio, 1.0)}
+    plain, weighted = pg.Loss(name), pg.Loss(name, ratio)
+    assert (weighted.ratio, plain.ratio) == (ratio, 1.0)
+    assert weights[-1.0] / weights[1.0] == pytest.approx(ratio)
+    values = plain.value([margin], [target]) * weights[target]
+    assert weighted.value([margin], [target]) == pytest.approx(values, rel=1e-12)
+    found, expected = (slope(*loss.key, margin, target) for loss in (weighted, plain))
+    assert found == pytest.approx(weights[target] * expected, rel=1e-12)
+    assert abs(found) <= weighted.lipschitz == 1.0
+
+
+@given(
+    margin=MARGINS, ratio=st.floats(0.01, 100), target=st.sampled_from([-1.0, 1.0]),
+    name=st.sampled_from(["logistic", "hinge"]),
+)  # fmt: skip
+def test_slopes_of_weighted_losses_are_difference_quotients(margin, ratio, target, name):
+    loss, h = pg.Loss(name, ratio), 1e-5
+    assume(name == "logistic" or abs(1 - target * margin) > h)
+    above, below = loss.value([margin + h, margin - h], [target, target])
+    assert slope(*loss.key, margin, target) == pytest.approx((above - below) / (2 * h), abs=1e-8)
+
+
+def test_only_losses_of_two_classes_have_a_ratio():
+    for loss in map(pg.Loss, LOSSES):
+        assert loss.ratio == 1.0
+    assert pg.Loss("huber", 3.0).ratio == pg.Loss("quantile", 0.9).ratio == 1.0
+    assert pg.Loss("logistic") == pg.Loss("logistic", 1.0)
 
 
 @pytest.mark.parametrize("loss", CASES, ids=str)
@@ -146,6 +180,10 @@ def test_labels_become_signs():
         (lambda: pg.Loss("absolute", 1.0), "no parameter"),
         (lambda: pg.Loss("quantile", 1.0), r"\(0, 1\)"),
         (lambda: pg.Loss("huber", -1.0), "> 0"),
+        (lambda: pg.Loss("logistic", 0.0), r"ratio of the weights .* > 0"),
+        (lambda: pg.Loss("hinge", -2.0), r"ratio of the weights .* > 0"),
+        (lambda: pg.Loss("hinge", np.inf), r"ratio of the weights"),
+        (lambda: pg.Loss("softmax", 2.0), "no parameter"),
         (lambda: pg.Loss("logistic").targets([1, 2], 2), "found .*2.0.*Map your two classes"),
         (lambda: pg.Loss("hinge").targets([-1, 0, 1], 3), "-1, 0 and 1 together"),
         (lambda: pg.Loss("logistic").targets([1.0, np.nan], 2), "found .*nan"),

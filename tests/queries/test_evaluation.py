@@ -186,23 +186,30 @@ def test_rows_without_a_target_teach_nothing():
     assert not np.allclose(one.coef, all_in.coef)
 
 
-@pytest.mark.parametrize("method", ["pagan", "pasan", "dp-adagrad"])
-def test_every_method_learns(method):
+def test_columns_in_all_units_are_learned():
     n = 6000
     rng = np.random.default_rng(1)
     rows = rng.standard_normal((n, 4)) * [1, 100, 0.01, 5]
     weights = np.array([1.5, 0.01, -150.0, 0.2])
     y = np.where(rng.random(n) < expit(rows @ weights), 1.0, -1.0)
     problem = Problem(Loss("logistic"), as_rows(rows), y)
-    plan = plan_fit(problem.facts, 2.0, 1e-5, Choices(method=method), evaluated=True)
+    plan = plan_fit(problem.facts, 2.0, 1e-5, Choices(), evaluated=True)
     model = run_fit(problem, plan, plan.releases(random_source(3)), False)
     best = (np.sign(rows @ weights) == y).mean()
     assert (np.sign(rows @ model.coef[0] + model.intercept[0]) == y).mean() > best - 0.02
 
 
-def test_the_noise_of_coefficients_is_of_the_right_size():
+@pytest.mark.parametrize(
+    "calibrated",
+    [
+        False,
+        # Noise in the calibration's factor moves coefficients too, and is not counted.
+        pytest.param(True, marks=pytest.mark.xfail(raises=AssertionError)),
+    ],
+)
+def test_the_noise_of_coefficients_is_of_the_right_size(calibrated):
     """Over seeds, coefficients of independent columns vary as much as each fit says."""
-    n = 3000
+    n = 8000
     rng = np.random.default_rng(2)
     group = rng.integers(0, 3, n)
     rows = np.column_stack([rng.standard_normal((n, 2)) * [1, 30], group[:, None] == np.arange(3)])
@@ -211,7 +218,8 @@ def test_the_noise_of_coefficients_is_of_the_right_size():
     low = np.array([-5.0, -150.0, 0, 0, 0])
     problem = Problem(Loss("logistic"), as_rows(rows), y, bounds=(low, np.maximum(-low, 1.0)),
                       groups=((2, 5),))  # fmt: skip
-    plan = plan_fit(problem.facts, 1.0, 1e-5, Choices(steps=100), evaluated=True)
+    facts = replace(problem.facts, calibrated=calibrated)
+    plan = plan_fit(facts, 1.0, 1e-5, Choices(steps=100), evaluated=True)
     seeds = range(100, 130)
     fits = [run_fit(problem, plan, plan.releases(random_source(seed)), False) for seed in seeds]
     real = np.std([fit.coef[0] for fit in fits], axis=0, ddof=1)
@@ -250,30 +258,8 @@ def test_the_plan_pays_for_what_comes_before_it():
     assert PrivacyPlan(plan.privacy.events).epsilon(1e-4) <= 1.0
 
 
-@pytest.mark.parametrize("truth", [0.18, 0.5, 1.4])
-def test_the_factor_makes_probabilities_right(truth):
-    """Where margins are 1/truth times too large, the factor brings them back."""
-    rng = np.random.default_rng(5)
-    rows = rng.standard_normal((20_000, 5))
-    y = np.where(rng.random(20_000) < expit(truth * rows @ W * 2), 1.0, -1.0)
-    gradients = GlmGradients(Loss("logistic"), as_rows(rows), y)
-    path = [(0, 0 * W), (1, 2 * W)]
-    found = evaluate(gradients, BALL, path, None, releases_at({"evaluation": 1.0}))
-    assert truth / 1.5 < found.factor < truth * 1.5
-
-
-def test_noise_that_hides_the_factor_leaves_the_usual_one():
-    gradients = GlmGradients(Loss("logistic"), as_rows(X), CASES[0][2])
-    factors = [
-        evaluate(gradients, BALL, PATH, None, releases_at({"evaluation": 3000.0}, seed)).factor
-        for seed in range(40)
-    ]
-    usual = evaluation.FACTORS[4]
-    assert 0.45 < usual < 0.55
-    assert np.mean(np.array(factors) == usual) > 0.5
-
-
 def test_probabilities_of_a_fit_are_right():
+    """With the calibration's query alone: bounding gradients stretches margins."""
     n = 8000
     rng = np.random.default_rng(6)
     rows = rng.standard_normal((n, 4)) * [1, 100, 0.01, 5]
@@ -281,11 +267,15 @@ def test_probabilities_of_a_fit_are_right():
     y = np.where(rng.random(n) < chance, 1.0, -1.0)
     problem = Problem(Loss("logistic"), as_rows(rows), y)
     losses = {}
-    for name, evaluated in (("calibrated", True), ("plain", False)):
-        plan = plan_fit(problem.facts, 2.0, 1e-5, Choices(), evaluated=evaluated)
+    for calibrated in (True, False):
+        facts = replace(problem.facts, calibrated=calibrated)
+        plan = plan_fit(facts, 2.0, 1e-5, Choices(), evaluated=True)
+        assert ("calibration" in plan.privacy) == calibrated
         model = run_fit(problem, plan, plan.releases(random_source(0)), False)
+        assert model.trace is not None
+        assert (model.trace.factor != 1) == calibrated
         margins = rows @ model.coef[0] + model.intercept[0]
-        losses[name] = np.logaddexp(0, -y * margins).mean()
+        losses[calibrated] = np.logaddexp(0, -y * margins).mean()
     best = -np.where(y > 0, np.log(chance), np.log1p(-chance)).mean()
-    assert losses["calibrated"] < best + 0.02
-    assert losses["plain"] > best + 0.05
+    assert losses[True] < best + 0.01
+    assert losses[False] > losses[True] + 0.02

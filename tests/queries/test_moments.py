@@ -162,7 +162,8 @@ def test_the_queries_have_the_noise_that_the_report_names(sampling):
     assert [event.purpose for event in events] == ["ranges", "moments", "gradients"]
     released = [(query.dim, query.noise_multiplier, query.batch_size) for query, _, _ in made]
     ranges, squares = (e.noise_multiplier for e in events[:2] if isinstance(e, GaussianEvent))
-    assert released == [(6 * queries.OCTAVES, ranges, 400), (2 * 6, squares, 400)]
+    # A column has its octaves and a cell for 1 and -1; then its entries and squares.
+    assert released == [(6 * (queries.OCTAVES + 1), ranges, 400), (2 * 6, squares, 400)]
     assert result.privacy.epsilon <= 2.0
     assert result.privacy.epsilon == pg.PrivacyPlan(events).epsilon(1e-4)
     assert pg.PrivacyPlan(events[1:]).epsilon(1e-4) < 0.99 * result.privacy.epsilon
@@ -222,16 +223,44 @@ def columns_at_epsilon_one(X, layout="dense", seed=0):
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("unit", [1e-6, 1.0, 1e6])
-def test_offset_columns_are_centred_and_others_keep_their_zero(unit, layout):
+def test_columns_that_vary_are_centred_and_divided_by_their_deviation(unit, layout):
     n, rng = 20_000, np.random.default_rng(0)
-    X = rng.normal([4.0, -10.0, 0.0], [1.0, 2.0, 1.0], (n, 3)) * unit
+    X = rng.normal([4.0, -10.0, 0.0, 1.0], [1.0, 2.0, 1.0, 10.0], (n, 4)) * unit
     for seed in range(3):
         found = columns_at_epsilon_one(X, layout, seed)
         off = np.abs(found.centre - X.mean(axis=0)) / X.std(axis=0)
-        assert off[:2].max() < 0.15
-        assert found.centre[2] == 0.0
+        assert off.max() < 0.15
         assert np.abs(np.log2(found.unit / X.std(axis=0))).max() < 0.5
-        assert found.moments == pytest.approx(np.ones(3), abs=0.15)
+        assert found.moments == pytest.approx(np.ones(4))
+        assert found.varied.all()
+        assert found.found
+
+
+@pytest.mark.parametrize(("ratio", "common"), [(3.0, True), (6.0, False)])
+def test_columns_in_similar_units_keep_their_proportions(ratio, common):
+    """Deviations within a factor of 4 become one unit, so that no information is lost."""
+    n, rng = 20_000, np.random.default_rng(0)
+    X = rng.normal([9.0, 0.0, 3.0], np.array([1.0, np.sqrt(ratio), ratio]), (n, 3))
+    deviation = X.std(axis=0)
+    for seed in range(3):
+        found = columns_at_epsilon_one(X, seed=seed)
+        if common:
+            assert np.ptp(found.unit) == 0
+            assert found.unit[0] == pytest.approx(np.sqrt(np.mean(deviation**2)), rel=0.15)
+        else:
+            assert np.abs(np.log2(found.unit / deviation)).max() < 0.5
+        assert found.unit * np.sqrt(found.moments) == pytest.approx(deviation, rel=0.25)
+
+
+def test_means_within_their_noise_are_not_subtracted():
+    """Of columns of mean 0 a mean is beyond 1.5 times its noise once in 7.5 times."""
+    rng = np.random.default_rng(0)
+    # Noise in the means is far beyond their own deviations.
+    found = columns_at_epsilon_one(rng.normal(0, 1, (2000, 200)))
+    # Of 200 columns 27 are expected. Outside 5 and 62 with a probability below 1e-7.
+    assert 5 <= np.count_nonzero(found.centre) <= 62
+    far = columns_at_epsilon_one(rng.normal(9, 1, (2000, 20)))
+    assert far.centre.all()
 
 
 def test_columns_as_tables_have_them():
@@ -249,12 +278,57 @@ def test_columns_as_tables_have_them():
         assert abs(np.log2(found.unit[0] / 280)) < 0.5
         assert abs(year) < 0.3 * 10
         assert 0.7 < found.unit[1] / 10 < 8, "half a percent of 1990 is hard to see"
-        assert found.centre[2:4].tolist() == [0.0, 0.0]
-        assert np.abs(np.log2(found.unit[2:4])).max() < 0.6
-        assert np.abs(np.log2(found.moments[2:4] / rate)).max() < 0.5
+        assert found.unit[2:4].tolist() == [1.0, 1.0]
+        assert found.centre[2:4] == pytest.approx(rate, abs=0.03)
+        assert found.moments[2:4] == pytest.approx(rate * (1 - rate), abs=0.03)
         assert abs(constant) < 0.5
         assert 0 < found.unit[4] < 7
-        assert found.moments[[0, 1, 4]].tolist() == [1.0, 1.0, 1.0]
+        assert found.moments[[0, 1, 4]] == pytest.approx(1)
+        assert found.varied.tolist() == [True, True, False, False, True]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("size", [1.0, 5.0, 1e-4])
+def test_rare_columns_have_the_size_of_an_entry_as_unit(size, layout):
+    """Divided by their deviation, rows with a rare entry would be immense."""
+    n, rng = 20_000, np.random.default_rng(0)
+    rare = rng.normal(0, size, (n, 3)) * (rng.uniform(size=(n, 3)) < 0.015)
+    X = np.column_stack([rng.normal(0, 100 * size, (n, 2)), rare])
+    for seed in range(3):
+        found = columns_at_epsilon_one(X, layout, seed)
+        assert np.abs(np.log2(found.unit[:2] / (100 * size))).max() < 0.75
+        assert np.abs(np.log2(found.unit[2:] / size)).max() < 2
+        assert (found.unit[2:] > 2.5 * rare.std(axis=0)).all()
+
+
+def test_only_frequent_columns_of_sparse_tables_are_centred():
+    """Centred columns store all their entries."""
+    n, rng = 20_000, np.random.default_rng(0)
+    rate = np.array([0.05, 0.07, 0.2, 0.5, 0.9])
+    X = (rng.uniform(size=(n, 5)) < rate).astype(float)
+    for seed in range(3):
+        dense, sparse = (columns_at_epsilon_one(X, layout, seed) for layout in LAYOUTS)
+        assert dense.centre == pytest.approx(rate, abs=0.03)
+        assert (sparse.centre != 0).tolist() == [False, False, True, True, True]
+        assert sparse.centre[2:] == pytest.approx(rate[2:], abs=0.03)
+        for found in (dense, sparse):
+            assert found.unit.tolist() == [1.0] * 5
+            left = np.where(found.centre != 0, rate * (1 - rate), rate)
+            assert found.moments == pytest.approx(left, abs=0.03)
+
+
+def test_where_noise_hides_every_scale_nothing_is_left_of_the_columns():
+    """Units are the largest there are, so that no coefficient is noise times a guess."""
+    rng = np.random.default_rng(0)
+    for seed in range(5):
+        releases = releases_of(moments.COLUMNS.shares, 0.05, 1e-6, seed)
+        found = moments.private_columns(
+            rows_of(rng.normal(5, 1, (50, 4))), moments.COLUMNS, releases
+        )
+        assert not found.found
+        assert found.unit.tolist() == [2.0**40] * 4
+        assert not found.centre.any()
+        assert not found.moments.any()
 
 
 def test_a_dense_column_among_sparse_ones():
@@ -311,7 +385,7 @@ def test_strange_columns_give_something_finite_and_positive():
         ):
             assert np.isfinite([found.centre, found.unit, found.moments]).all()
             assert (found.unit > 0).all()
-            assert (found.moments > 0).all()
+            assert (found.moments > 0).all() if found.found else not found.moments.any()
         norm = queries.private_norm(rows, np.ones(3), releases_at({"norms": 10.0}), "norms")
         assert 0 < norm < np.inf
 
@@ -320,7 +394,7 @@ def test_strange_columns_give_something_finite_and_positive():
 def test_public_bounds_replace_three_of_four_releases(layout):
     n, rng = 20_000, np.random.default_rng(0)
     X = np.column_stack(
-        [rng.uniform(10, 20, n), rng.uniform(size=n) < 0.1, 100 * rng.beta(9, 1, n),
+        [rng.uniform(10, 20, n), rng.uniform(size=n) < 0.3, 100 * rng.beta(9, 1, n),
          rng.uniform(-3, 3, n), np.full(n, 5.0)]
     )  # fmt: skip
     low, high = np.array([10, 0, 0, -3, 5.0]), np.array([20, 1, 100, 3, 5.0])
@@ -330,17 +404,41 @@ def test_public_bounds_replace_three_of_four_releases(layout):
     noise = releases.plan["moments"].noise_multiplier
     assert [query.noise_multiplier for query, _, _ in made] == [noise]
     assert found.centre[[0, 2, 4]] == pytest.approx([15, 90, 5], abs=2)
-    assert found.centre[[1, 3]].tolist() == [0.0, 0.0]
-    assert found.unit[[1, 3]].tolist() == [1.0, 3.0]
-    assert abs(np.log2(found.unit[0] / X[:, 0].std())) < 0.5
+    assert found.centre[[1, 3]] == pytest.approx([0.3, 0.0], abs=0.03)
+    assert found.unit[1] == 1.0
+    for j in (0, 3):
+        assert abs(np.log2(found.unit[j] / X[:, j].std())) < 0.5
     assert 0.7 < found.unit[2] / X[:, 2].std() < 4, "ten percent of the range is hard to see"
-    assert found.moments == pytest.approx([1, 0.1, 1, 1 / 3, 1], abs=0.03)
+    assert found.moments == pytest.approx([1, 0.3 * 0.7, 1, 1, 1], abs=0.03)
+    assert found.varied.tolist() == [True, False, True, True, True]
     again = releases_of([moments.BOUNDED_COLUMNS], 1.0, 1e-6)
     plain = moments.bounded_columns(
         rows_of(X, layout), (low, high), again, "moments", centred=False
     )
     assert not plain.centre.any()
-    assert plain.unit.tolist() == [20.0, 1.0, 100.0, 3.0, 5.0]
+    sizes = np.sqrt(np.square(X).mean(axis=0))
+    assert plain.unit == pytest.approx(np.where(low == high, 5.0, [*sizes[:1], 1, *sizes[2:]]),
+                                       rel=0.1)  # fmt: skip
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_columns_of_equal_bounds_keep_their_common_unit(layout):
+    """Pixels, for example: which of them vary is information that dividing would lose."""
+    n, rng = 20_000, np.random.default_rng(0)
+    X = np.column_stack([rng.uniform(0, 255, n), rng.uniform(0, 50, n), np.zeros(n)])
+    releases = releases_of([moments.BOUNDED_COLUMNS], 1.0, 1e-6)
+    bounds = np.zeros(3), np.full(3, 255.0)
+    found = moments.bounded_columns(rows_of(X, layout), bounds, releases, "moments")
+    assert found.unit.tolist() == [255.0] * 3
+    assert found.moments[0] == pytest.approx(1 / 12, abs=0.02)
+    assert (found.moments[1:] < 0.02).all()
+    target = releases_of([moments.BOUNDED_TARGET], 1.0, 1e-6)
+    always = moments.bounded_columns(
+        rows_of(X[:, 1:2]), (np.zeros(1), np.full(1, 255.0)), target, "target's moments",
+        always=True,
+    )  # fmt: skip
+    assert abs(np.log2(always.unit[0] / X[:, 1].std())) < 0.5, "a target is standardised"
+    assert always.centre[0] == pytest.approx(25, abs=3)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -348,20 +446,30 @@ def test_known_columns_are_numpys_formulas(layout):
     rng = np.random.default_rng(0)
     X = np.column_stack(
         [rng.normal(50, 5, 200), rng.normal(0, 3, 200), 4.0 * (rng.uniform(size=200) < 0.2),
-         np.zeros(200), np.full(200, 7.0)]
+         np.zeros(200), np.full(200, 7.0), 9.0 * rng.normal(0, 1, 200) * (np.arange(200) < 4)]
     )  # fmt: skip
     found = moments.known_columns(rows_of(X, layout))
-    seen = X[:, 2] != 0
-    assert found.centre == pytest.approx([X[:, 0].mean(), 0, 0, 0, 7])
-    rms = np.sqrt(np.square(X[:, 1]).mean())
-    assert found.unit == pytest.approx([X[:, 0].std(), rms, 4, 1, 1])
-    assert found.moments == pytest.approx([1, 1, seen.mean(), 1 / 200, 1])
+    means, deviations = X.mean(axis=0), X.std(axis=0)
+    rms = np.sqrt(np.square(X).mean(axis=0))
+    if layout == "csr":  # a mean below a tenth of an entry keeps its zeros
+        means[[1, 5]], deviations[[1, 5]] = 0, rms[[1, 5]]
+    assert found.centre == pytest.approx(means)
+    entries = rms[5] / np.sqrt(4 / 200)
+    assert found.unit == pytest.approx([deviations[0], deviations[1], 4, 1, 7, entries])
+    assert found.moments[[0, 1, 3]] == pytest.approx([1, 1, 1])
+    assert found.moments[[2, 5]] == pytest.approx(
+        np.square(deviations[[2, 5]] / found.unit[[2, 5]])
+    )
+    assert found.varied.tolist() == [True, True, False, True, False, True]
     everything = moments.known_columns(rows_of(X, layout), always=True)
     assert everything.centre == pytest.approx(X.mean(axis=0))
     assert everything.unit[:3] == pytest.approx(X.std(axis=0)[:3])
     nothing = moments.known_columns(rows_of(X, layout), centred=False)
     assert not nothing.centre.any()
-    assert nothing.unit[0] == pytest.approx(np.sqrt(np.square(X[:, 0]).mean()))
+    assert nothing.unit[0] == pytest.approx(rms[0])
+    similar = moments.known_columns(rows_of(X[:, :2], layout))
+    unit = np.sqrt(np.mean(np.square([deviations[0], deviations[1]])))
+    assert similar.unit == pytest.approx([unit, unit])
 
 
 @pytest.mark.parametrize("quantile", [0.5, 0.9])
