@@ -39,8 +39,8 @@ from privagrad.privacy.mechanism import GaussianSum
 from privagrad.privacy.noise import random_source
 from privagrad.privacy.releases import Releases
 from privagrad.privacy.sampling import Batches
-from privagrad.queries import columns as queries
 from privagrad.queries import calibration, evaluation, moments
+from privagrad.queries import columns as queries
 from privagrad.queries.calibration import calibrate, class_shares
 from privagrad.queries.categories import PURPOSE, discover
 from privagrad.queries.evaluation import evaluate

@@ -182,7 +182,7 @@ def test_rows_left_out_and_margins_that_are_not_finite_add_nothing(classes):
     assert np.array_equal(np.rint(shares * mechanism.grid), counts)
 
 
-def stretched(factor, shift, n=20_000, ratio=1.0):
+def stretched(factor, shift, n=20_000, ratio=1.0) -> tuple[GlmGradients, np.ndarray]:
     """Margins of which `factor` times and `shift` more are the log-odds of the labels."""
     rng = np.random.default_rng(1)
     margins = rng.normal(0, 2, n)
