@@ -113,7 +113,7 @@ def prepare(request: FitRequest) -> PreparedFit:
     first = plan_fit(facts, epsilon, delta, request.choices, found, evaluated=True)
     warn_if_hopeless(table.n, epsilon, first.relative_noise)
     # The number of columns may change when categories are known, the releases must not.
-    choices = replace(request.choices, batch_size=first.batches.batch_size)
+    choices = replace(request.choices, batch_size=first.batches.batch_size, entries=facts.entries)
     privacy = first.privacy
     return PreparedFit(request, table, test, loss, delta, choices, privacy, account, content)
 

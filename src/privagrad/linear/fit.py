@@ -23,7 +23,7 @@ from privagrad.methods.loop import train
 from privagrad.privacy.accounting import PrivacyReport
 from privagrad.privacy.releases import Releases
 from privagrad.queries import moments
-from privagrad.queries.calibration import CALIBRATION, calibrate, class_shares
+from privagrad.queries.calibration import calibrate, class_shares
 from privagrad.queries.columns import Share, private_norm
 from privagrad.queries.evaluation import EVALUATION, Evaluation, evaluate
 from privagrad.queries.moments import ColumnQueries, Columns
@@ -33,6 +33,7 @@ _CHECKPOINTS = 10
 _LARGEST_WEIGHT = 50.0
 """The largest ratio of balanced weights of classes."""
 
+_LARGEST_RATIO = 1e12
 _NO_UNIT = 2.0**-40
 """Of a target whose scale noise hides: predictions are 0, rather than noise times a guess."""
 
@@ -78,6 +79,12 @@ class Problem:
     class_weights: Vector | Literal["balanced"] | None = None
 
     @property
+    def calibrated(self) -> bool:
+        """Whether margins are compared with log-odds: to be them, or to be shifted by weights."""
+        shifted = self.outputs > 1 and self.class_weights is not None
+        return self.loss.name in ("logistic", "softmax") or shifted
+
+    @property
     def balanced(self) -> bool:
         """Whether the frequencies of the classes are to be learned."""
         return isinstance(self.class_weights, str)
@@ -93,7 +100,7 @@ class Problem:
             self.intercept,
             self.bounds is not None,
             self.target_bounds is not None,
-            self.loss.name in ("logistic", "softmax"),
+            self.calibrated,
             self.balanced,
         )
 
@@ -165,8 +172,8 @@ def run_fit(
     problem: Problem, plan: Plan, releases: Releases, progress: bool | None = None
 ) -> LinearModel:
     """Make the plan's releases, and compute the model from them."""
-    weights_of_classes = _class_weights(problem, releases)
-    task = _standardize(_weighted(problem, weights_of_classes), releases)
+    class_weights = _class_weights(problem, releases)
+    task = _standardize(_weighted(problem, class_weights), releases)
     dim, norm, ellipsoid, noise = problem.facts.dim, task.row_norm, None, 0.0
     if not plan.privacy.unprotected:
         scale = np.ones(task.gradients.rows.shape[1])
@@ -182,7 +189,7 @@ def run_fit(
         plan.privacy,
         ellipsoid,
         step_size=recipe.step_size(
-            plan.reach, noise, norm, plan.batches.steps, problem.loss.regression
+            plan.reach, noise, norm, plan.batches.steps, recipe.largest_step(problem.loss)
         ),
         # Shrinking large gradients alone would tilt a quantile towards the median.
         projection="rows" if problem.loss.regression else "radial",
@@ -194,12 +201,8 @@ def run_fit(
         recipe.METHOD, task.gradients, setting, releases, x,
         observer=path.record if path else None, progress=progress,
     )  # fmt: skip
-    weights, trace, factor = result.last, None, 1.0
-    if CALIBRATION.purpose in plan.privacy:
-        found = calibrate(task.gradients, weights, problem.left_out, releases)
-        weights, factor = _moved(problem, found.factor * weights, found.shifts), found.factor
-    if problem.outputs > 1 and weights_of_classes is not None:
-        weights = _moved(problem, weights, np.log(weights_of_classes))
+    weights, factor = _calibrated(problem, task.gradients, result.last, class_weights, releases)
+    trace = None
     if path and ellipsoid:
         points = [*path.points[:-1], (path.points[-1][0], weights)]
         asked = evaluate(task.gradients, ellipsoid, points, problem.left_out, releases)
@@ -222,14 +225,31 @@ def _class_weights(problem: Problem, releases: Releases) -> Vector | None:
         labels = problem.targets if problem.outputs > 1 else (problem.targets + 1) / 2
         shares = class_shares(labels, classes, problem.left_out, releases)
         given = 1 / np.maximum(shares, shares.max() / _LARGEST_WEIGHT)
-    return np.asarray(given / given.max())
+    return np.asarray(np.maximum(given / given.max(), 1 / _LARGEST_RATIO))
 
 
 def _weighted(problem: Problem, weights: Vector | None) -> Problem:
     """With two classes the loss has the weights. With more, margins are shifted at the end."""
     if weights is None or problem.outputs > 1:
         return problem
-    return replace(problem, loss=Loss(problem.loss.name, float(weights[0] / weights[1])))
+    ratio = float(np.clip(weights[0] / weights[1], 1 / _LARGEST_RATIO, _LARGEST_RATIO))
+    return replace(problem, loss=Loss(problem.loss.name, ratio))
+
+
+def _calibrated(
+    problem: Problem, gradients: GlmGradients, weights: Vector, classes: Vector | None,
+    releases: Releases,
+) -> tuple[Vector, float]:  # fmt: skip
+    """The weights that make margins log-odds, shifted by the weights of several classes."""
+    shifted = problem.outputs > 1 and classes is not None
+    # Without bounds on gradients, margins of a likelihood are log-odds.
+    if not problem.calibrated or (releases.plan.unprotected and not shifted):
+        return weights, 1.0
+    found = calibrate(gradients, weights, problem.left_out, releases)
+    shifts = found.shifts if classes is None or not shifted else found.shifts + np.log(classes)
+    if problem.loss.name in ("logistic", "softmax"):
+        return _moved(problem, found.factor * weights, shifts), found.factor
+    return _moved(problem, weights, shifts / found.factor), 1.0
 
 
 def _moved(problem: Problem, weights: Vector, shifts: Vector) -> Vector:
@@ -292,7 +312,8 @@ def _columns(problem: Problem, releases: Releases) -> Columns:
     found = _learned(rows, asked, problem.bounds, releases, centred=problem.intercept)
     if problem.limits is None or problem.bounds is not None:
         return found
-    return replace(found, unit=np.minimum(found.unit, problem.limits))
+    unit = np.minimum(found.unit, problem.limits)
+    return replace(found, unit=unit, moments=found.moments * np.square(found.unit / unit))
 
 
 def _target(problem: Problem, releases: Releases) -> tuple[float, float]:
@@ -300,10 +321,15 @@ def _target(problem: Problem, releases: Releases) -> tuple[float, float]:
     asked = problem.facts.target_queries
     if asked is None:
         return 0.0, 1.0
-    column = DenseRows(problem.targets.reshape(-1, 1))
+    targets = problem.targets.reshape(-1, 1)
     if releases.plan.unprotected:
-        found = moments.known_columns(column, always=True)
+        known = targets if problem.left_out is None else targets[~problem.left_out]
+        found = moments.known_columns(DenseRows(known), always=True)
     else:
+        # What is not finite adds nothing to a query.
+        if problem.left_out is not None:
+            targets = np.where(problem.left_out[:, None], np.nan, targets)
+        column = DenseRows(targets)
         found = _learned(column, asked, problem.target_bounds, releases, always=True)
     if not found.found:
         return 0.0, _NO_UNIT

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from privagrad._internal import validate
 from privagrad.linear import recipe
 from privagrad.privacy.accounting import PrivacyPlan
-from privagrad.privacy.events import Event, training_event
+from privagrad.privacy.events import Event, GaussianEvent, training_event
 from privagrad.privacy.noise import RandomSource
 from privagrad.privacy.releases import Releases
 from privagrad.privacy.sampling import Batches
@@ -18,6 +18,9 @@ from privagrad.queries.calibration import CALIBRATION, CLASS_SHARES
 from privagrad.queries.columns import Share, query_events
 from privagrad.queries.evaluation import EVALUATION
 from privagrad.queries.moments import ColumnQueries
+
+_LARGEST_COST, _SMALLER = 0.75, 0.8
+"""What all queries may cost alone, in parts of epsilon, and how their parts shrink till they do."""
 
 
 @dataclass(frozen=True)
@@ -54,9 +57,13 @@ class PublicFacts:
             return None
         return moments.BOUNDED_TARGET if self.target_bounded else moments.TARGET
 
-    def queries(self, epsilon: float, delta: float) -> list[Share]:
-        """The queries before and after the training, over all rows."""
-        entries = recipe.entries(self.columns, self.sparse)
+    @property
+    def entries(self) -> int:
+        """How many entries a row may have."""
+        return recipe.entries(self.columns, self.sparse)
+
+    def queries(self, entries: int, epsilon: float, delta: float) -> list[Share]:
+        """The queries before and after the training, over all rows of so many entries."""
         asked = ((self.column_queries, entries), (self.target_queries, 1), (moments.NORMS, 1))
         shares: list[Share] = []
         for one, size in asked:
@@ -69,16 +76,20 @@ class PublicFacts:
 
 @dataclass(frozen=True)
 class Choices:
-    """What users may set instead of the recipe."""
+    """What users may set instead of the recipe.
+
+    `entries` of a row are set where the plan must not depend on columns that are found later.
+    """
 
     steps: int | None = None
     batch_size: int | None = None
     step_size: float | None = None
     radius: float | None = None
+    entries: int | None = None
 
     def __post_init__(self) -> None:
         # Products of NumPy's small integers wrap around.
-        for name in ("steps", "batch_size"):
+        for name in ("steps", "batch_size", "entries"):
             if (value := getattr(self, name)) is not None:
                 object.__setattr__(self, name, validate.integer(name, value))
 
@@ -142,11 +153,10 @@ def plan_fit(
     batches = recipe.batches(facts.n, facts.dim, facts.sparse, choices.steps, choices.batch_size)
     privacy, noise = PrivacyPlan((), unprotected=True), 0.0
     if not math.isinf(epsilon):
-        shares = recipe.limited([*facts.queries(epsilon, delta), *[EVALUATION] * evaluated])
-        queries = query_events(shares, epsilon, delta, "zero-out")
-        privacy = PrivacyPlan.calibrate_event(
-            training_event(batches), epsilon, delta, [*other_events, *queries]
-        )
+        entries = facts.entries if choices.entries is None else choices.entries
+        shares = [*facts.queries(entries, epsilon, delta), *[EVALUATION] * evaluated]
+        others = [*other_events, *_affordable(shares, epsilon, delta)]
+        privacy = PrivacyPlan.calibrate_event(training_event(batches), epsilon, delta, others)
         noise = recipe.relative_noise(privacy.noise_multiplier, batches, facts.dim)
     reach = recipe.TARGET_REACH if facts.regression else recipe.REACH
     return Plan(
@@ -157,3 +167,11 @@ def plan_fit(
         reach if choices.step_size is None else choices.step_size,
         recipe.RADIUS if choices.radius is None else choices.radius,
     )
+
+
+def _affordable(shares: list[Share], epsilon: float, delta: float) -> list[GaussianEvent]:
+    """The queries, with smaller parts where together they would leave little for the training."""
+    events = query_events(recipe.limited(shares), epsilon, delta, "zero-out")
+    while PrivacyPlan(tuple(events)).epsilon(delta) > _LARGEST_COST * epsilon:
+        events = [replace(e, noise_multiplier=e.noise_multiplier / _SMALLER) for e in events]
+    return events

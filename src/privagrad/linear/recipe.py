@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import warnings
 
+from privagrad.glm.losses import Loss
 from privagrad.methods.sgd import DPSGD
 from privagrad.privacy.sampling import Batches
 from privagrad.queries.columns import Share
@@ -24,7 +25,7 @@ REACH, TARGET_REACH = 1.2, 0.3
 """How far the noise of all steps together may move the margin of a median row: for classes, and
 for standardised targets of a regression."""
 
-_LARGEST_STEP, _LARGEST_TARGET_STEP = 300.0, 50.0
+_LARGEST_STEP, _LARGEST_TARGET_STEP, _RAREST = 300.0, 50.0, 0.05
 _WORK = 1e9
 _LEAST_RATE = 0.2
 _SPARSE_ENTRIES = 100
@@ -57,15 +58,26 @@ def relative_noise(noise_multiplier: float, batches: Batches, dim: int) -> float
     return noise_multiplier * math.sqrt(dim / batches.steps) / batches.batch_size
 
 
-def step_size(reach: float, noise: float, row_norm: float, steps: int, regression: bool) -> float:
+def largest_step(loss: Loss) -> float:
+    """What η times the square of a row's norm may be at most.
+
+    Extreme quantiles are far away, and few rows pull towards them.
+    """
+    if not loss.regression:
+        return _LARGEST_STEP
+    steepest = loss.lipschitz if loss.name == "quantile" else 0.5
+    return _LARGEST_TARGET_STEP * min(0.5 / max(1 - steepest, _RAREST), 0.5 / _RAREST)
+
+
+def step_size(reach: float, noise: float, row_norm: float, steps: int, largest: float) -> float:
     """η of the first step, which falls to 0: η noise row_norm sqrt(steps/3) = reach.
 
     That is how far the noise of all steps together moves the margin of a row of this norm, `noise`
     being its standard deviation in a coordinate of the mean gradient. Where there is little noise,
-    larger steps than a constant over row_norm² would only overshoot.
+    steps larger than `largest` over row_norm² would only overshoot.
     """
-    largest = (_LARGEST_TARGET_STEP if regression else _LARGEST_STEP) / row_norm**2
-    return min(reach / (noise * row_norm * math.sqrt(steps / 3)), largest) if noise else largest
+    most = largest / row_norm**2
+    return min(reach / (noise * row_norm * math.sqrt(steps / 3)), most) if noise else most
 
 
 def visible(

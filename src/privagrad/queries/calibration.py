@@ -8,6 +8,7 @@ of the least squared error of the probabilities.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,7 +36,7 @@ _PRIOR = np.array([10_000.0, 4_000.0])
 """Weights of the usual factor and of no shift, times the variance of the noise in a cell: about the
 variance of the likelihood's gradient over its curvature, for deviations of 0.3 and 0.15."""
 
-_LEAST_WEIGHT, _ROUNDS = 1e-6, 30
+_LEAST_WEIGHT, _FIXED, _ROUNDS = 1e-4, 1e9, 50
 _ROWS = 16_384
 
 
@@ -93,7 +94,7 @@ def calibrate(
     outputs = gradients.outputs
     points = weights.reshape(outputs, -1).T if outputs > 1 else weights
     margins = gradients.rows.margins(points)
-    counts = np.isfinite(margins.reshape(len(margins), -1)).all(axis=1)
+    counts = np.asarray(np.isfinite(margins.reshape(len(margins), -1)).all(axis=1))
     if left_out is not None:
         counts &= ~left_out
     if outputs == 1:
@@ -126,10 +127,22 @@ def _count(total: Vector, per_unit: float, limit: float, cells: Integers) -> tup
 
 
 def _from_histogram(shares: Vector, noise: float) -> Calibration:
-    """Platt's scaling: factor and shift of the largest likelihood of the labels, by Newton."""
+    """Platt's scaling: factor and shift of the largest likelihood of the labels."""
+    usual = np.array([_USUAL, 0.0])
+    prior = _PRIOR * noise**2 + _LEAST_WEIGHT
     table = np.column_stack([_MIDDLES, np.ones(_MIDDLES.size)])
-    total, usual = shares.sum(axis=0), np.array([_USUAL, 0.0])
-    prior, point = _PRIOR * noise**2 + _LEAST_WEIGHT, usual
+    factor, shift = _platt(shares, table, usual, prior)
+    # A model that predicts the wrong way round is noise: it is not turned around.
+    possible = float(np.clip(factor, _FACTORS[0], _FACTORS[-1]))
+    if possible != factor:
+        held = np.array([possible, 0.0])
+        _, shift = _platt(shares, table, held, np.array([_FIXED, prior[1]]))
+    return Calibration(possible, np.array([shift]))
+
+
+def _platt(shares: Vector, table: Vector, usual: Vector, prior: Vector) -> tuple[float, float]:
+    """Newton's method, from the usual factor and shift, which have these weights."""
+    total, point = shares.sum(axis=0), usual
     for _ in range(_ROUNDS):
         chance = _chance(table @ point)
         slope = table.T @ (total * chance - shares[1]) + prior * (point - usual)
@@ -137,9 +150,7 @@ def _from_histogram(shares: Vector, noise: float) -> Calibration:
         curvature = table.T @ (weights[:, None] * table) + np.diag(prior)
         step = np.linalg.solve(curvature, slope)
         point = point - step / max(1.0, float(np.abs(step).max()))
-    # A model that predicts the wrong way round is noise: it is not turned around.
-    factor = max(float(point[0]), float(_FACTORS[0]))
-    return Calibration(factor, point[1:])
+    return float(point[0]), float(point[1])
 
 
 def _chance(margins: Vector) -> Vector:
@@ -150,22 +161,25 @@ def _errors(
     margins: Vector, labels: Vector, counts: NDArray[np.bool_], releases: Releases
 ) -> tuple[Vector, float]:
     """Mean squared errors of the factors, and the noise in them."""
-    n = len(margins)
-    noise_multiplier = 0.0
-    if not releases.plan.unprotected:
-        noise_multiplier = releases.noise_for(CALIBRATION.purpose)
-    largest = math.sqrt(_FACTORS.size)
-    mechanism = GaussianSum(_FACTORS.size, noise_multiplier, n)
+    n, largest = len(margins), math.sqrt(_FACTORS.size)
+
+    def parts() -> Iterator[Vector]:
+        for first in range(0, n, _ROWS):
+            part = slice(first, first + _ROWS)
+            vectors = np.zeros((counts[part].size, _FACTORS.size))
+            known = np.where(counts[part, None], margins[part], 0.0)
+            _answer(known, labels[part].astype(np.int64), _FACTORS, vectors)
+            vectors[~counts[part]] = 0.0
+            yield vectors / largest
+
+    if releases.plan.unprotected:
+        return sum(vectors.sum(axis=0) for vectors in parts()) * (largest / n), 0.0
+    mechanism = GaussianSum(_FACTORS.size, releases.noise_for(CALIBRATION.purpose), n)
     total = mechanism.sum()
-    for first in range(0, n, _ROWS):
-        part = slice(first, first + _ROWS)
-        vectors = np.zeros((counts[part].size, _FACTORS.size))
-        known = np.where(counts[part, None], margins[part], 0.0)
-        _answer(known, labels[part].astype(np.int64), _FACTORS, vectors)
-        vectors[~counts[part]] = 0.0
-        total.add(vectors / largest)
+    for vectors in parts():
+        total.add(vectors)
     means = mechanism.release(total, releases.source) * largest
-    return means, noise_multiplier * largest / n
+    return means, mechanism.noise_multiplier * largest / n
 
 
 def _from_errors(errors: Vector, noise: float, outputs: int) -> Calibration:

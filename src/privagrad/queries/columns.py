@@ -25,8 +25,8 @@ from privagrad.privacy.events import GaussianEvent, Relation, relation_named
 from privagrad.privacy.mechanism import GaussianSum
 from privagrad.privacy.releases import Releases
 
-LOWEST, OCTAVES = -40, 80
-"""The lowest exponent of 2 and how many are distinguished: entries from 1e-12 to 1e12."""
+LOWEST, OCTAVES = -40, 108
+"""The lowest exponent of 2 and how many are distinguished: entries from 1e-12 to 3e20."""
 
 # Octaves that the magnitude of a normal variable falls into, from 2^-3 σ to 2^2 σ.
 _SHAPE = np.array([0.10, 0.19, 0.30, 0.27, 0.04])
@@ -180,7 +180,7 @@ def _fits(votes: Vector) -> Vector:
     below, above = _SHAPE_BELOW_SIGMA, _SHAPE.size - 1 - _SHAPE_BELOW_SIGMA
     padded = np.pad(votes, ((0, 0), (below, above)))
     windows = np.lib.stride_tricks.sliding_window_view(padded, _SHAPE.size, axis=1)
-    return np.maximum(windows @ (_SHAPE / np.linalg.norm(_SHAPE)), votes)
+    return np.asarray(np.maximum(windows @ (_SHAPE / np.linalg.norm(_SHAPE)), votes))
 
 
 def _usual_octave(known: NDArray[np.int64], together: NDArray[np.bool_]) -> int:

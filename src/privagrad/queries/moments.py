@@ -173,7 +173,8 @@ def bounded_columns(
 ) -> Columns:
     """`private_columns` where public bounds of the columns are known: one release instead of four.
 
-    Entries must lie within the bounds. Columns with the same bounds share a unit.
+    Entries must lie within the bounds. Columns with the same bounds share a unit: the largest of
+    their deviations.
     """
     low, high = bounds
     outside = ((low > 0) | (high < 0)) & centred | always
@@ -189,7 +190,7 @@ def bounded_columns(
     indicators = (low == 0) & (high == 1)
     same = bool(np.ptp(scale) == 0) and not always
     deviation = scale * np.sqrt(spread)
-    unit = np.where(indicators | same, scale, deviation)
+    unit = np.full(scale.size, deviation.max()) if same else np.where(indicators, scale, deviation)
     return Columns(centre, unit, np.square(deviation / unit), ~indicators)
 
 
