@@ -484,6 +484,18 @@ def test_the_logits_are_kept_until_the_step(fused: list[str]) -> None:
         assert not _logits_are_held()
 
 
+@pytest.mark.parametrize("verify", [True, False])
+def test_a_loss_that_is_kept_holds_nothing_after_the_step(fused: list[str], verify: bool) -> None:
+    model, optimizer, loader = private(Model(), verify=verify)
+    for x, y in loader:
+        loss = flat()(model(x), y)
+        loss.backward(retain_graph=True)
+        optimizer.step()
+        assert not _logits_are_held()
+        with pytest.raises(RuntimeError, match="earlier batch" if verify else "loss again"):
+            loss.backward()
+
+
 def _logits_are_held() -> bool:
     gc.collect()
     tensors = [x for x in gc.get_objects() if issubclass(type(x), Tensor)]

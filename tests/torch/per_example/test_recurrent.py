@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 from typing import Any
 
 import pytest
@@ -234,3 +235,27 @@ def test_examples_are_taken_out_of_packed_sequences(order: str) -> None:
 def test_inputs_without_a_tensor_are_refused() -> None:
     with pytest.raises(ValueError, match="a tensor among the module's inputs, found none"):
         count_examples((("text", 3), {}), True)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_loss_that_is_kept_does_not_hold_what_its_backward_pass_needed(kind: str) -> None:
+    steps, batch, size = 7, 5, 3
+    module = Sequences(KINDS[kind](2, size, batch_first=True))
+    model, optimizer, loader = PrivacyEngine().make_private(
+        module=module, optimizer=torch.optim.SGD(module.parameters(), lr=0.0),
+        data_loader=DataLoader(Listed(torch.randn(batch, steps, 2), torch.randn(batch))),
+        noise_multiplier=0.0, max_grad_norm=1.0, poisson_sampling=False,
+    )  # fmt: skip
+
+    def held() -> bool:
+        gc.collect()
+        tensors = [t for t in gc.get_objects() if issubclass(type(t), Tensor)]
+        return any(t.shape[:2] == (steps, 1) and t.shape[2] % size == 0 for t in tensors)
+
+    for x, y in loader:
+        loss = (model(x).flatten(1).mean(1) - y).square().mean()
+        loss.backward()
+        optimizer.step()
+        assert not held()
+        break
+    assert loss.isfinite()

@@ -89,7 +89,8 @@ class LossGuard(BatchTracer):
     def _refuse_other_gradients(self) -> None:
         """Refuse a backward pass that has brought the outputs other gradients than the loss has."""
         factor = self.reduction == "mean"
-        for candidate in self._expected:
+        expected, self._expected = self._expected, []
+        for candidate in expected:
             if all(
                 leaf.layout is not None
                 and close_gradients(
@@ -99,7 +100,7 @@ class LossGuard(BatchTracer):
                 for leaf, example, exact in candidate
             ):
                 return
-        if self._expected:
+        if expected:
             self.tape.forget()
             self._seen.clear()
             raise UnverifiedError(

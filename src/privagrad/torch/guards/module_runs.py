@@ -190,16 +190,15 @@ def _differences(
     position: int,
 ) -> list[tuple[str, str]]:
     """The parameters whose gradient or norm the engine has wrong, with what was found."""
-    exact = {name: as_matrix(accurate(g)).double() for name, g in expected.items()}
-    sizes = {name: float(g.norm()) for name, g in exact.items()}
+    sizes = {name: float(accurate(g).double().norm()) for name, g in expected.items()}
     whole = math.hypot(*sizes.values())
     if not math.isfinite(whole):
         return []
     wrong = []
-    for name, g in exact.items():
-        rough = _COARSE if expected[name].dtype in (torch.float16, torch.bfloat16) else 1.0
+    for name, g in expected.items():
+        rough = _COARSE if g.dtype in (torch.float16, torch.bfloat16) else 1.0
         tolerance = rough * (_RELATIVE * sizes[name] + _OF_ALL * whole)
-        difference, norm = g, 0.0
+        difference, norm = as_matrix(accurate(g)).double(), 0.0
         for own in gradients.get(name, []):
             difference[own.part] -= own.examples(position, position + 1)[0]
             norm = squares[name][position] ** 0.5

@@ -24,7 +24,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from privagrad.torch.per_example.chunked import ChunkedGradients
+from privagrad.torch.per_example.chunked import ChunkedGradients, spans
 from privagrad.torch.per_example.gradients import (
     ALL,
     DenseGradient,
@@ -35,7 +35,7 @@ from privagrad.torch.per_example.gradients import (
 from privagrad.torch.per_example.tape import Arrange, SavedInput, Tape
 from privagrad.torch.scales import accurate
 
-_CACHED = 2**21
+_CACHED = 2**20
 """Logits that are formed at a time."""
 
 SMALLEST = 2**20
@@ -66,11 +66,12 @@ class Linear:
     def logits(self, rows: Tensor) -> Tensor:
         return F.linear(rows, self.values, self.offsets)
 
-    def chunks(self, rows: int) -> Iterator[slice]:
-        """Rows whose logits fit into cache."""
-        size = max(1, _CACHED // self.classes)
-        for start in range(0, rows, size):
-            yield slice(start, min(start + size, rows))
+    def chunks(self, rows: int) -> Iterator[tuple[slice, Tensor]]:
+        """Rows whose logits fit into cache, and memory for their shares, the same for all."""
+        size = min(rows, max(1, _CACHED // self.classes))
+        memory = accurate(self.values[:0]).new_empty(size, self.classes)
+        for part in spans(rows, max(1, size)):
+            yield part, memory[: part.stop - part.start]
 
 
 @dataclass(frozen=True)
@@ -118,9 +119,11 @@ class CrossEntropy:
         return weight * (self.label_smoothing / classes)
 
 
-def shares_of(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """p of each row, in new memory, and p_y."""
-    shares = torch.softmax(accurate(logits), 1)
+def shares_of(
+    logits: Tensor, targets: Tensor, memory: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """p of each row, in `memory` or new memory, and p_y."""
+    shares = torch.softmax(accurate(logits), 1, out=memory)
     return shares, shares.gather(1, targets[:, None])[:, 0]
 
 
@@ -135,11 +138,11 @@ class Logits:
         self.table, self._version = table, table._version
         self.own = torch.empty(len(table), dtype=accurate(table[:0]).dtype, device=table.device)
 
-    def shares(self, rows: slice | Tensor, targets: Tensor) -> Tensor | None:
-        """p of some rows, if it is what it was."""
+    def shares(self, rows: slice | Tensor, targets: Tensor, memory: Tensor) -> Tensor | None:
+        """p of some rows, in `memory`, if it is what it was."""
         if self.table._version != self._version:
             return None
-        shares, own = shares_of(self.table[rows], targets)
+        shares, own = shares_of(self.table[rows], targets, memory)
         return shares if torch.equal(own, self.own[rows]) else None
 
 
@@ -190,13 +193,16 @@ class CrossEntropyGradients(ChunkedGradients):
         self.factors = accurate(factors)
         self.logits, self.numbers = logits, numbers
         self._dropped: Tensor | None = None
+        self._memory: Tensor | None = None
 
     def chunk(self, examples: slice) -> list[PerExampleGradient]:
         inputs, factors = self.inputs[examples], self.factors[examples]
         targets = self.targets[examples].reshape(-1)
-        shares = self._kept_shares(examples, targets)
+        memory = self._memory_of(len(targets))
+        shares = self._kept_shares(examples, targets, memory)
         if shares is None:
-            shares, _ = shares_of(self.layer.logits(inputs.reshape(-1, inputs.shape[2])), targets)
+            logits = self.layer.logits(inputs.reshape(-1, inputs.shape[2]))
+            shares, _ = shares_of(logits, targets, memory)
         d = self.criterion.gradient(shares, targets).view(*inputs.shape[:2], -1)
         if self._dropped is not None:
             d = d.masked_fill(self._dropped[examples, None, None], 0.0)
@@ -210,13 +216,20 @@ class CrossEntropyGradients(ChunkedGradients):
                 gradients.append(DenseGradient(parameter, sums[:, 0]))
         return gradients
 
-    def _kept_shares(self, examples: slice, targets: Tensor) -> Tensor | None:
+    def _memory_of(self, rows: int) -> Tensor:
+        """Memory for the shares of so many rows, the same for each chunk."""
+        if self._memory is None or len(self._memory) < rows:
+            self._memory = self.factors.new_empty(rows, self.layer.classes)
+        return self._memory[:rows]
+
+    def _kept_shares(self, examples: slice, targets: Tensor, memory: Tensor) -> Tensor | None:
         if self.logits is None or not len(targets):
             return None
         numbers = self.numbers[examples].reshape(-1)
         first, last = int(numbers[0]), int(numbers[-1])
         together = bool((numbers.diff() == 1).all())
-        return self.logits.shares(slice(first, last + 1) if together else numbers, targets)
+        rows = slice(first, last + 1) if together else numbers
+        return self.logits.shares(rows, targets, memory)
 
     def keep_only(self, examples: Tensor) -> None:
         others = ~examples
@@ -245,10 +258,10 @@ class RowLosses(torch.autograd.Function):
         layer, criterion, rows = call
         losses = accurate(rows.inputs).new_empty(len(rows.inputs))
         dx = torch.empty_like(rows.inputs) if ctx.needs_input_grad[0] else None
-        for part in layer.chunks(len(losses)):
+        for part, memory in layer.chunks(len(losses)):
             kept, targets = rows.logits, rows.targets[part]
             z = layer.logits(rows.inputs[part]) if kept is None else kept.table[part]
-            shares, own = shares_of(z, targets)
+            shares, own = shares_of(z, targets, memory)
             losses[part] = criterion.losses(z, targets, own)
             if kept is not None:
                 kept.own[part] = own
@@ -264,53 +277,21 @@ class RowLosses(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, factors: Tensor) -> Any:
+        if ctx.backward_of is None:
+            raise RuntimeError(
+                "Expected one backward() of the cross-entropy of a linear layer, found a second "
+                "one: what it is computed from is not kept. Compute the loss again."
+            )
         factors = factors.where(ctx.counted, 0.0)
         ordinary = ctx.backward_of(factors)
-        dx = None
-        if ordinary is None and ctx.dx is not None:
-            dx = (ctx.dx * factors[:, None]).view(ctx.shape)
-            if ctx.sent is not None:
-                ctx.sent.append(memory_of(dx))
-        return dx, ordinary, None, None, None
-
-
-class PlainLoss(torch.autograd.Function):
-    """Σ_t share_t loss_t of rows; gradients of everything are formed in the forward pass."""
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        x: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
-        call: tuple[CrossEntropy, Rows],
-        shares: Tensor,
-    ) -> Tensor:
-        (criterion, rows), layer = call, Linear(weight, bias)
-        wanted = ctx.needs_input_grad
-        dx = torch.empty_like(rows.inputs) if wanted[0] else None
-        dw = torch.zeros_like(weight) if wanted[1] else None
-        db = torch.zeros_like(bias) if bias is not None and wanted[2] else None
-        loss = accurate(shares).new_zeros(())
-        for part in layer.chunks(len(shares)):
-            z = layer.logits(rows.inputs[part])
-            p, own = shares_of(z, rows.targets[part])
-            losses, factors = criterion.losses(z, rows.targets[part], own), shares[part]
-            loss += (losses * factors).where(rows.counted[part], 0.0).sum()
-            d = criterion.gradient(p, rows.targets[part]).to(x.dtype)
-            if dx is not None:
-                torch.mm(d, weight, out=dx[part]).mul_(factors[:, None])
-            if dw is not None:
-                dw.addmm_(d.T, rows.inputs[part] * factors[:, None])
-            if db is not None:
-                db += d.T @ factors
-        ctx.gradients = (None if dx is None else dx.view(x.shape), dw, db)
-        return loss.to(x.dtype)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> Any:
-        return *(None if g is None else g * gradient for g in ctx.gradients), None, None
+        if ordinary is not None:
+            return None, ordinary, None, None, None
+        dx = None if ctx.dx is None else ctx.dx.mul_(factors[:, None]).view(ctx.shape)
+        if dx is not None and ctx.sent is not None:
+            ctx.sent.append(memory_of(dx))
+        # The loss may be kept for long, and the logits with it.
+        ctx.dx = ctx.backward_of = None
+        return dx, None, None, None, None
 
 
 class LinearCall:
@@ -391,8 +372,9 @@ def memory_of(tensor: Tensor) -> tuple[int, int]:
 def full_gradient(layer: Linear, criterion: CrossEntropy, rows: Rows, factors: Tensor) -> Tensor:
     """The gradient of all logits, (rows, classes)."""
     full = rows.inputs.new_empty(len(rows.inputs), layer.classes)
-    for part in layer.chunks(len(full)):
-        shares, _ = shares_of(layer.logits(rows.inputs[part]), rows.targets[part])
-        d = criterion.gradient(shares, rows.targets[part])
+    for part, memory in layer.chunks(len(full)):
+        targets = rows.targets[part]
+        shares, _ = shares_of(layer.logits(rows.inputs[part]), targets, memory)
+        d = criterion.gradient(shares, targets)
         full[part] = d.mul_(factors[part, None])
     return full

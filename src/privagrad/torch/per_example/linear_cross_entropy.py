@@ -9,18 +9,21 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
 from privagrad._internal import validate
 from privagrad.torch.per_example.cross_entropy import (
     CrossEntropy,
+    Linear,
     LinearCall,
-    PlainLoss,
     RowLosses,
     Rows,
+    shares_of,
 )
 from privagrad.torch.per_example.layers._registry import layer
 from privagrad.torch.per_example.layers.linear import projected
 from privagrad.torch.per_example.tape import Tape
+from privagrad.torch.scales import accurate
 
 
 class LinearCrossEntropy(nn.Module):
@@ -81,6 +84,45 @@ class LinearCrossEntropy(nn.Module):
 
     def extra_repr(self) -> str:
         return f"in_features={self.in_features}, classes={self.classes}"
+
+
+class PlainLoss(torch.autograd.Function):
+    """Σ_t share_t loss_t of rows; gradients of everything are formed in the forward pass."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        call: tuple[CrossEntropy, Rows],
+        shares: Tensor,
+    ) -> Tensor:
+        (criterion, rows), layer = call, Linear(weight, bias)
+        wanted = ctx.needs_input_grad
+        dx = torch.empty_like(rows.inputs) if wanted[0] else None
+        dw = torch.zeros_like(weight) if wanted[1] else None
+        db = torch.zeros_like(bias) if bias is not None and wanted[2] else None
+        loss = accurate(shares).new_zeros(())
+        for part, memory in layer.chunks(len(shares)):
+            z = layer.logits(rows.inputs[part])
+            p, own = shares_of(z, rows.targets[part], memory)
+            losses, factors = criterion.losses(z, rows.targets[part], own), shares[part]
+            loss += (losses * factors).where(rows.counted[part], 0.0).sum()
+            d = criterion.gradient(p, rows.targets[part]).to(x.dtype)
+            if dx is not None:
+                torch.mm(d, weight, out=dx[part]).mul_(factors[:, None])
+            if dw is not None:
+                dw.addmm_(d.T, rows.inputs[part] * factors[:, None])
+            if db is not None:
+                db += d.T @ factors
+        ctx.gradients = (None if dx is None else dx.view(x.shape), dw, db)
+        return loss.to(x.dtype)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        return *(None if g is None else g * gradient for g in ctx.gradients), None, None
 
 
 @layer(LinearCrossEntropy)

@@ -41,6 +41,17 @@ class Cell(ABC):
         self.before = tuple(state.detach() for state in before)
 
     @property
+    def activations(self) -> dict[str, Tensor]:
+        """What the forward pass has kept for the backward pass, by name."""
+        return {name: own for name, own in vars(self).items() if isinstance(own, Tensor)}
+
+    @activations.setter
+    def activations(self, kept: dict[str, Tensor]) -> None:
+        for name in self.activations:
+            delattr(self, name)
+        vars(self).update(kept)
+
+    @property
     def earlier(self) -> Tensor:
         """The hidden states before each time, (T, b, ·)."""
         return torch.cat([self.before[0][None], self.hiddens[:-1]])
@@ -159,7 +170,7 @@ class LSTMCell(Cell):
         w = self.weights.hidden.detach().T
         project = self.weights.projection
         self.gates = gates
-        self.cells, self.tanhs, self.outputs = (gates.new_empty(steps, *c.shape) for _ in range(3))
+        self.cells, self.outputs = (gates.new_empty(steps, *c.shape) for _ in range(2))
         hidden = self.outputs if project is None else gates.new_empty(steps, *h.shape)
         for t in range(steps):
             gate = gates[t].addmm_(h, w)
@@ -168,7 +179,7 @@ class LSTMCell(Cell):
             gate[:, 3 * size :].sigmoid_()
             i, f, g, o = gate.chunk(4, 1)
             c = torch.mul(f, c, out=self.cells[t]).addcmul_(i, g)
-            torch.mul(o, torch.tanh(c, out=self.tanhs[t]), out=self.outputs[t])
+            torch.tanh(c, out=self.outputs[t]).mul_(o)
             if project is not None:
                 torch.mm(self.outputs[t], project.detach().T, out=hidden[t])
             h = hidden[t]
@@ -181,15 +192,16 @@ class LSTMCell(Cell):
         w, project = self.weights.hidden.detach(), self.weights.projection
         size = self.cells.shape[2]
         i, f, g, o = self.gates.chunk(4, 2)
-        earlier = torch.cat([self.before[1][None], self.cells[:-1]])
-        # Everything that does not wait for later times, at once.
-        slopes = torch.empty_like(self.gates)
-        parts = slopes.chunk(4, 2)
-        _sigmoid_slopes(g, i, out=parts[0])
-        _sigmoid_slopes(earlier, f, out=parts[1])
-        _tanh_slopes(i, g, out=parts[2])
-        _sigmoid_slopes(self.tanhs, o, out=parts[3])
-        through = _tanh_slopes(o, self.tanhs, out=torch.empty_like(self.tanhs))
+        # Everything that does not wait for later times, at once, in the place of the gates.
+        tanhs, forgotten = self.cells.tanh(), f.clone()
+        through = _tanh_slopes(o, tanhs, out=torch.empty_like(tanhs))
+        _sigmoid_slopes(tanhs, o, out=o)
+        entered = _sigmoid_slopes(g, i, out=tanhs)
+        _tanh_slopes(i, g, out=g)
+        i.copy_(entered)
+        _sigmoid_slopes(torch.cat([self.before[1][None], self.cells[:-1]]), f, out=f)
+        del tanhs, entered
+        slopes = self.gates
         dgates = slopes.unflatten(2, (4, size))
         dh = torch.zeros_like(dy[0])
         dc = torch.zeros_like(self.cells[0])
@@ -206,7 +218,7 @@ class LSTMCell(Cell):
             dc.addcmul_(dout, through[t])
             dgates[t, :, :3] *= dc[:, None]
             dgates[t, :, 3] *= dout
-            dc *= f[t]
+            dc *= forgotten[t]
             dh = torch.mm(slopes[t], w)
         return slopes, slopes, (dh, dc)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import copy
 from typing import Any
 
 import torch
@@ -111,11 +112,16 @@ class _Run(torch.autograd.Function):
         ctx.tape, ctx.cell, ctx.count = tape, cell, tape.count
         ctx.saved = tape.save(x)
         ctx.set_materialize_grads(False)
-        return cell.forward(gates)
+        states = cell.forward(gates)
+        # PyTorch lets go of them after the backward pass, whoever still has the loss.
+        ctx.save_for_backward(*cell.activations.values())
+        ctx.names, cell.activations = tuple(cell.activations), {}
+        return states
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor | None, *others: Tensor | None) -> Any:
-        cell: Cell = ctx.cell
+        cell: Cell = copy(ctx.cell)
+        cell.activations = dict(zip(ctx.names, ctx.saved_tensors, strict=True))
         x = ctx.saved()
         dy = torch.zeros_like(cell.hiddens) if dy is None else dy
         into, through, start = cell.backward(dy, *others)
