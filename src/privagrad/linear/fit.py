@@ -177,9 +177,7 @@ def run_fit(
     dim, norm, ellipsoid, noise = problem.facts.dim, task.row_norm, None, 0.0
     if not plan.privacy.unprotected:
         scale = np.ones(task.gradients.rows.shape[1])
-        norm = private_norm(
-            task.gradients.rows, scale, releases, moments.NORMS.purpose, otherwise=norm
-        )
+        norm = private_norm(task.gradients.rows, scale, releases, moments.NORMS.purpose, guess=norm)
         ellipsoid = Ellipsoid.ball(dim, plan.radius * problem.loss.lipschitz * norm)
         noise = plan.privacy.noise_multiplier * ellipsoid.radius / plan.batches.batch_size
     setting = Setting(

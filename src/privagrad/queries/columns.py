@@ -31,14 +31,15 @@ LOWEST, OCTAVES = -40, 108
 # Octaves that the magnitude of a normal variable falls into, from 2^-3 σ to 2^2 σ.
 _SHAPE = np.array([0.10, 0.19, 0.30, 0.27, 0.04])
 _SHAPE_BELOW_SIGMA = 2  # σ is at the upper edge of the octave this many places after the first
-LIKELY, SURE, CERTAIN = 3.5, 4.0, 5.0  # standard deviations of noise, by number of chances
+LIKELY, SURE, CERTAIN = 3.8, 4.0, 5.0  # standard deviations of noise, by number of chances
 _BOUND = 1.5  # a row's entries and squares, in units of the root of its number of entries
 _TAIL = 0.02  # of a column's entries may be larger than its range
 _WEIGHT_OF_ONE = 0.5
 _CELLS, _OCTAVE_OF_ONE = OCTAVES + 1, -LOWEST
+_ALARMS, _ALARMS_OF_ONE = 0.002, 0.05  # false ones a table, and a column by itself
 _SEEN = 2.0  # standard deviations from which on votes for 1 are believed
 _LEVEL = 0.1  # part of the votes of the first octave from which on another one counts
-_NORM_BINS_PER_OCTAVE = 8
+_NORM_BINS_PER_OCTAVE, _NORM_OCTAVES = 8, 4
 _PARTS, _SPLIT_FROM, _ENTRIES_PER_SUM = 4, 1_000_000, 8
 """Into how many parts rows are cut for threads, and from how many entries on: in all, and for each
 of the sums, which every part has for itself."""
@@ -128,12 +129,12 @@ def private_ranges(rows: Table, releases: Releases, purpose: str) -> Ranges:
     votes, ones = cells[:, :OCTAVES], cells[:, OCTAVES]
     noise = mechanism.noise_multiplier / n
     fits = _fits(votes) / noise
-    found = fits.max(axis=1) > _chance_level(fits.size)
+    found = fits.max(axis=1) > _chance_level(fits.size, _ALARMS if dim > 1 else _ALARMS_OF_ONE)
     indicators = ~found & (ones > _SEEN * noise)
     octave = np.where(indicators, _OCTAVE_OF_ONE, fits.argmax(axis=1))
     known = found | indicators
     together = votes.sum(axis=0, keepdims=True) > SURE * noise * math.sqrt(dim)
-    if not (known.any() or together.any()):
+    if not (known.any() or (together.any() and dim > 1)):
         return _nothing_found(dim)
     usual = _usual_octave(octave[known], together)
     octave = np.where(known, octave, np.maximum(_highest(fits > LIKELY, usual), usual))
@@ -147,9 +148,9 @@ def private_ranges(rows: Table, releases: Releases, purpose: str) -> Ranges:
     )  # fmt: skip
 
 
-def _chance_level(windows: int) -> float:
-    """Standard deviations that noise alone exceeds in any of so many places once in 500 times."""
-    return NormalDist().inv_cdf(1 - 0.002 / windows)
+def _chance_level(windows: int, alarms: float) -> float:
+    """Standard deviations that noise alone exceeds in any of so many places this rarely."""
+    return NormalDist().inv_cdf(1 - alarms / windows)
 
 
 def _shares(votes: Vector, ones: Vector, noise: float) -> tuple[Vector, float]:
@@ -226,11 +227,12 @@ def private_norm(
     releases: Releases,
     purpose: str,
     quantile: float = 0.5,
-    otherwise: float | None = None,
+    guess: float | None = None,
 ) -> float:
     """A quantile of the rows' norms sqrt(Σ_j scale_j a_j²), rounded up to an eighth of an octave.
 
-    `otherwise` is the answer where noise hides all votes; by default that of rows of ones.
+    Votes far from a `guess` are noise. It is also the answer where noise hides all votes; by
+    default it is that of rows of ones there.
 
     Guarantees
     ----------
@@ -242,8 +244,11 @@ def private_norm(
     _add_rows(total, _vote_norms, rows, np.sqrt(scale), LOWEST, _NORM_BINS_PER_OCTAVE)
     votes = mechanism.release(total, releases.source)
     kept = np.where(votes > SURE * mechanism.noise_multiplier / n, votes, 0.0)
+    if guess is not None:
+        octaves = LOWEST + np.arange(votes.size) / _NORM_BINS_PER_OCTAVE - math.log2(guess)
+        kept[np.abs(octaves) > _NORM_OCTAVES] = 0.0
     if not kept.any():
-        return math.sqrt(float(scale.sum())) if otherwise is None else otherwise
+        return math.sqrt(float(scale.sum())) if guess is None else guess
     where = np.searchsorted(np.cumsum(kept), quantile * kept.sum())
     return float(2.0 ** (LOWEST + (where + 1) / _NORM_BINS_PER_OCTAVE))
 
