@@ -123,5 +123,5 @@ def runs() -> Iterator[tuple[str, Callable[[], Recorded]]]:
     numbers = partial(fitted, "numbers.csv", "--target", "y")
     yield "command/fit numbers", numbers
     yield "command/fit numbers quantile", partial(numbers, "--loss", "quantile")
-    yield "command/fit numbers pasan", partial(numbers, "--method", "pasan", "--steps", 50)
+    yield "command/fit numbers steps", partial(numbers, "--steps", 50)
     yield "command/fit libsvm", partial(fitted, "rows.libsvm", "--classes=-1,1")

@@ -278,6 +278,9 @@ def estimators() -> Iterator[tuple[str, Run]]:
             yield f"estimator/{name}/{kind}", partial(fitted, name, kind)
         yield f"estimator/{name}/bounds", partial(fitted, name, bounds=(-3.0, 3.0))
         yield f"estimator/{name}/classes", partial(fitted, name, classes=True)
+        balanced = partial(fitted, name, class_weight="balanced")
+        yield f"estimator/{name}/balanced", balanced
+        yield f"estimator/{name}/balanced classes", partial(balanced, classes=True)
     for name in ("PrivateQuantileRegressor", "PrivateHuberRegressor"):
         for kind in ("dense", "csr", "offset"):
             yield f"estimator/{name}/{kind}", partial(fitted, name, kind)
