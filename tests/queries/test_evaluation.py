@@ -22,6 +22,7 @@ from privagrad.privacy.events import GaussianEvent
 from privagrad.privacy.mechanism import GaussianSum
 from privagrad.privacy.noise import random_source
 from privagrad.queries import evaluation
+from privagrad.queries.calibration import Calibration
 from privagrad.queries.evaluation import evaluate
 from tests.releases import releases_at
 from tests.statistics import assert_scale
@@ -186,6 +187,11 @@ def test_rows_without_a_target_teach_nothing():
     assert not np.allclose(one.coef, all_in.coef)
 
 
+def leave_margins(*_):
+    """A calibration that changes nothing."""
+    return Calibration(1.0, np.zeros(1))
+
+
 def test_columns_in_all_units_are_learned():
     n = 6000
     rng = np.random.default_rng(1)
@@ -207,7 +213,7 @@ def test_columns_in_all_units_are_learned():
         pytest.param(True, marks=pytest.mark.xfail(raises=AssertionError)),
     ],
 )
-def test_the_noise_of_coefficients_is_of_the_right_size(calibrated):
+def test_the_noise_of_coefficients_is_of_the_right_size(calibrated, monkeypatch):
     """Over seeds, coefficients of independent columns vary as much as each fit says."""
     n = 8000
     rng = np.random.default_rng(2)
@@ -218,8 +224,9 @@ def test_the_noise_of_coefficients_is_of_the_right_size(calibrated):
     low = np.array([-5.0, -150.0, 0, 0, 0])
     problem = Problem(Loss("logistic"), as_rows(rows), y, bounds=(low, np.maximum(-low, 1.0)),
                       groups=((2, 5),))  # fmt: skip
-    facts = replace(problem.facts, calibrated=calibrated)
-    plan = plan_fit(facts, 1.0, 1e-5, Choices(steps=100), evaluated=True)
+    if not calibrated:
+        monkeypatch.setattr("privagrad.linear.fit.calibrate", leave_margins)
+    plan = plan_fit(problem.facts, 1.0, 1e-5, Choices(steps=100), evaluated=True)
     seeds = range(100, 130)
     fits = [run_fit(problem, plan, plan.releases(random_source(seed)), False) for seed in seeds]
     real = np.std([fit.coef[0] for fit in fits], axis=0, ddof=1)
@@ -258,19 +265,18 @@ def test_the_plan_pays_for_what_comes_before_it():
     assert PrivacyPlan(plan.privacy.events).epsilon(1e-4) <= 1.0
 
 
-def test_probabilities_of_a_fit_are_right():
-    """With the calibration's query alone: bounding gradients stretches margins."""
+def test_probabilities_of_a_fit_are_right(monkeypatch):
+    """Only with the calibration: bounding gradients stretches margins."""
     n = 8000
     rng = np.random.default_rng(6)
     rows = rng.standard_normal((n, 4)) * [1, 100, 0.01, 5]
     chance = expit(rows @ np.array([1.0, 0.005, -50.0, 0.1]))
     y = np.where(rng.random(n) < chance, 1.0, -1.0)
     problem = Problem(Loss("logistic"), as_rows(rows), y)
-    losses = {}
+    plan, losses = plan_fit(problem.facts, 2.0, 1e-5, Choices(), evaluated=True), {}
     for calibrated in (True, False):
-        facts = replace(problem.facts, calibrated=calibrated)
-        plan = plan_fit(facts, 2.0, 1e-5, Choices(), evaluated=True)
-        assert ("calibration" in plan.privacy) == calibrated
+        if not calibrated:
+            monkeypatch.setattr("privagrad.linear.fit.calibrate", leave_margins)
         model = run_fit(problem, plan, plan.releases(random_source(0)), False)
         assert model.trace is not None
         assert (model.trace.factor != 1) == calibrated
