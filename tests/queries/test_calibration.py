@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
-from scipy.special import expit
+from scipy.special import expit, softmax
 
 from privagrad.glm.gradients import GlmGradients
 from privagrad.glm.losses import Loss
@@ -115,6 +115,29 @@ def test_a_row_uses_its_whole_norm(classes):
     assert np.linalg.norm(units) * mechanism.grid == pytest.approx(1, abs=1e-5)
     mechanism, units, _ = asked_shares([1], classes)
     assert np.linalg.norm(units) * mechanism.grid == pytest.approx(1, abs=1e-5)
+
+
+def test_what_two_classes_release_is_a_histogram_of_margins_and_labels():
+    rng = np.random.default_rng(0)
+    margins, labels = rng.normal(0, 4, 3000), rng.integers(0, 2, 3000)
+    mechanism, units, _ = asked(margins, labels)
+    edges = [-np.inf, *calibration.EDGES, np.inf]
+    counts = [np.histogram(margins[labels == label], edges)[0] for label in (0, 1)]
+    assert np.array_equal(np.rint(units * mechanism.grid), np.concatenate(counts))
+
+
+@pytest.mark.parametrize("classes", [3, 5])
+def test_what_several_classes_release_are_mean_squared_errors(classes):
+    """Of the probabilities for each factor, over their largest norm: no row is shrunk."""
+    rng = np.random.default_rng(0)
+    margins, labels = rng.normal(0, 6, (500, classes)), rng.integers(0, classes, 500)
+    mechanism, units, _ = asked(margins, labels)
+    factors = USUAL * np.geomspace(0.25, 4, 9)
+    chances = softmax(factors[:, None, None] * margins, axis=2)
+    errors = np.square(chances - np.eye(classes)[labels]).sum(axis=2) / 2
+    assert errors.max() > 0.99
+    expected = errors.sum(axis=1) / np.sqrt(factors.size)
+    assert units * mechanism.grid == pytest.approx(expected, rel=1e-5)
 
 
 @given(data=st.data(), classes=st.integers(2, 5))
