@@ -199,17 +199,17 @@ def run_fit(
         recipe.METHOD, task.gradients, setting, releases, x,
         observer=path.record if path else None, progress=progress,
     )  # fmt: skip
-    weights, factor = _calibrated(problem, task.gradients, result.last, class_weights, releases)
+    factor, shifts = _calibration(problem, task.gradients, result.last, class_weights, releases)
     trace = None
     if path and ellipsoid:
-        points = [*path.points[:-1], (path.points[-1][0], weights)]
+        points = [(step, _moved(problem, factor * point, shifts)) for step, point in path.points]
         asked = evaluate(task.gradients, ellipsoid, points, problem.left_out, releases)
         made_up = MadeUpRows(problem.loss, task.columns, problem.groups, problem.intercept)
         spread = repeated_spread(made_up, recipe.METHOD, setting, result.last)
         if spread is None:
             spread = np.sqrt(path.gains) * setting.noise_std
         trace = _trace(task, ellipsoid, asked, factor * spread, factor)
-    coef, intercept = task.original(weights)
+    coef, intercept = task.original(_moved(problem, factor * result.last, shifts))
     return LinearModel(coef, intercept, task.unit, releases.report(), trace)
 
 
@@ -234,20 +234,20 @@ def _weighted(problem: Problem, weights: Vector | None) -> Problem:
     return replace(problem, loss=Loss(problem.loss.name, ratio))
 
 
-def _calibrated(
+def _calibration(
     problem: Problem, gradients: GlmGradients, weights: Vector, classes: Vector | None,
     releases: Releases,
-) -> tuple[Vector, float]:  # fmt: skip
-    """The weights that make margins log-odds, shifted by the weights of several classes."""
+) -> tuple[float, Vector]:  # fmt: skip
+    """The factor and the shifts that make margins log-odds, and count the weights of classes."""
     shifted = problem.outputs > 1 and classes is not None
     # Without bounds on gradients, margins of a likelihood are log-odds.
     if not problem.calibrated or (releases.plan.unprotected and not shifted):
-        return weights, 1.0
+        return 1.0, np.zeros(problem.outputs)
     found = calibrate(gradients, weights, problem.left_out, releases)
     shifts = found.shifts if classes is None or not shifted else found.shifts + np.log(classes)
     if problem.loss.name in ("logistic", "softmax"):
-        return _moved(problem, found.factor * weights, shifts), found.factor
-    return _moved(problem, weights, shifts / found.factor), 1.0
+        return found.factor, shifts
+    return 1.0, shifts / found.factor
 
 
 def _moved(problem: Problem, weights: Vector, shifts: Vector) -> Vector:

@@ -55,7 +55,9 @@ def _blocks(model: SavedModel, account: Account | None) -> list[Block]:
     blocks: list[Block] = [banner, _privacy_card(model), _model_card(model)]
     if account is not None:
         blocks.append(_budget(model, account))
-    blocks += [_quality(model), *_curves(model), _coefficients(model), _ellipsoid(model)]
+    blocks += [_quality(model), *_curves(model), _coefficients(model)]
+    if np.ptp(model.scale) > 0:
+        blocks.append(_ellipsoid(model))
     if "test" in model.evaluation:
         blocks.append(_test_card(model))
     return [*blocks, _events(model), _all_coefficients(model), _guarantee(model)]
