@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +13,6 @@ from privagrad.fitting.plan import PreparedFit, class_numbers
 from privagrad.fitting.save import FittedTable, save
 from privagrad.glm.rows import as_rows
 from privagrad.linear import Bounds, Problem, run_fit
-from privagrad.privacy.events import Event, GaussianEvent
 from privagrad.privacy.ledger import BudgetError
 from privagrad.privacy.noise import random_source
 from privagrad.privacy.releases import Releases
@@ -49,22 +47,13 @@ def _reserve(job: PreparedFit) -> str | None:
     if account is None or ledger is None:
         return None
 
-    def scaled(epsilon: float) -> tuple[Event, ...]:
-        """The releases at another epsilon, nearly: noise in proportion to 1/epsilon."""
-        factor = request.epsilon / epsilon
-        return tuple(
-            replace(event, noise_multiplier=factor * event.noise_multiplier)
-            for event in job.events
-            if isinstance(event, GaussianEvent)
-        )
-
     note = f"fit {request.table.name}: {job.loss.name}, epsilon {request.epsilon:g}"
     try:
         return ledger.reserve(account.name, job.events, note, job.fingerprint)
     except BudgetError:
         current = ledger.account(account.name)
         after = current.spent_with(job.events)
-        raise refusal(current, request.epsilon, after, scaled) from None
+        raise refusal(current, request.epsilon, after, job.events_at) from None
 
 
 def _discover(job: PreparedFit, releases: Releases) -> dict[str, tuple[str, ...]]:

@@ -64,6 +64,11 @@ class PreparedFit:
         """All releases, as the ledger charges them."""
         return self.privacy.events
 
+    def events_at(self, epsilon: float) -> tuple[Event, ...]:
+        """All releases of the same fit at another epsilon."""
+        facts = _facts(self.table, self.loss)
+        return _first_plan(self.table, facts, epsilon, self.delta, self.choices).privacy.events
+
     @property
     def discovers(self) -> bool:
         """Whether categories are to be discovered."""
@@ -108,14 +113,21 @@ def prepare(request: FitRequest) -> PreparedFit:
     test = None if request.test is None else open_test_table(request.test, table)
     if test is not None and not np.isfinite(test.targets).any():
         raise ValueError("Expected rows with a target in the table to test on, found none.")
-    epsilon, facts = request.epsilon, _facts(table, loss)
-    found = [discovery(len(table.counts), epsilon, delta)] if table.counts else []
-    first = plan_fit(facts, epsilon, delta, request.choices, found, evaluated=True)
-    warn_if_hopeless(table.n, epsilon, first.relative_noise)
+    facts = _facts(table, loss)
+    first = _first_plan(table, facts, request.epsilon, delta, request.choices)
+    warn_if_hopeless(table.n, request.epsilon, first.relative_noise)
     # The number of columns may change when categories are known, the releases must not.
     choices = replace(request.choices, batch_size=first.batches.batch_size, entries=facts.entries)
     privacy = first.privacy
     return PreparedFit(request, table, test, loss, delta, choices, privacy, account, content)
+
+
+def _first_plan(
+    table: Table, facts: PublicFacts, epsilon: float, delta: float, choices: Choices
+) -> Plan:
+    """The fit and the discovery of categories before it."""
+    found = [discovery(len(table.counts), epsilon, delta)] if table.counts else []
+    return plan_fit(facts, epsilon, delta, choices, found, evaluated=True)
 
 
 def class_numbers(codes: Vector, *, discovered: bool) -> tuple[Vector, NDArray[np.bool_]]:

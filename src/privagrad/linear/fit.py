@@ -23,7 +23,7 @@ from privagrad.methods.loop import train
 from privagrad.privacy.accounting import PrivacyReport
 from privagrad.privacy.releases import Releases
 from privagrad.queries import moments
-from privagrad.queries.calibration import calibrate, class_shares
+from privagrad.queries.calibration import Calibration, calibrate, class_shares
 from privagrad.queries.columns import Share, private_norm
 from privagrad.queries.evaluation import EVALUATION, Evaluation, evaluate
 from privagrad.queries.moments import ColumnQueries, Columns
@@ -199,8 +199,8 @@ def run_fit(
         recipe.METHOD, task.gradients, setting, releases, x,
         observer=path.record if path else None, progress=progress,
     )  # fmt: skip
-    factor, shifts = _calibration(problem, task.gradients, result.last, class_weights, releases)
-    trace = None
+    found = _calibration(problem, task.gradients, result.last, class_weights, releases)
+    trace, factor, shifts = None, found.factor, found.shifts
     if path and ellipsoid:
         points = [(step, _moved(problem, factor * point, shifts)) for step, point in path.points]
         asked = evaluate(task.gradients, ellipsoid, points, problem.left_out, releases)
@@ -208,7 +208,8 @@ def run_fit(
         spread = repeated_spread(made_up, recipe.METHOD, setting, result.last)
         if spread is None:
             spread = np.sqrt(path.gains) * setting.noise_std
-        trace = _trace(task, ellipsoid, asked, factor * spread, factor)
+        spread = np.hypot(factor * spread, found.factor_noise * result.last)
+        trace = _trace(task, ellipsoid, asked, spread, found)
     coef, intercept = task.original(_moved(problem, factor * result.last, shifts))
     return LinearModel(coef, intercept, task.unit, releases.report(), trace)
 
@@ -237,17 +238,17 @@ def _weighted(problem: Problem, weights: Vector | None) -> Problem:
 def _calibration(
     problem: Problem, gradients: GlmGradients, weights: Vector, classes: Vector | None,
     releases: Releases,
-) -> tuple[float, Vector]:  # fmt: skip
+) -> Calibration:  # fmt: skip
     """The factor and the shifts that make margins log-odds, and count the weights of classes."""
     shifted = problem.outputs > 1 and classes is not None
     # Without bounds on gradients, margins of a likelihood are log-odds.
     if not problem.calibrated or (releases.plan.unprotected and not shifted):
-        return 1.0, np.zeros(problem.outputs)
+        return Calibration(1.0, np.zeros(problem.outputs))
     found = calibrate(gradients, weights, problem.left_out, releases)
     shifts = found.shifts if classes is None or not shifted else found.shifts + np.log(classes)
     if problem.loss.name in ("logistic", "softmax"):
-        return found.factor, shifts
-    return 1.0, shifts / found.factor
+        return replace(found, shifts=shifts)
+    return Calibration(1.0, shifts / found.factor)
 
 
 def _moved(problem: Problem, weights: Vector, shifts: Vector) -> Vector:
@@ -275,14 +276,18 @@ def _standardize(problem: Problem, releases: Releases) -> _Standardized:
 
 
 def _trace(
-    task: _Standardized, ellipsoid: Ellipsoid, asked: Evaluation, spread: Vector, factor: float
+    task: _Standardized,
+    ellipsoid: Ellipsoid,
+    asked: Evaluation,
+    spread: Vector,
+    calibration: Calibration,
 ) -> Trace:
     columns, dim = task.columns, task.columns.unit.size
     noises = spread.reshape(task.gradients.outputs, -1) * task.unit
     coef_noise = noises[:, :dim] / columns.unit
     squares = np.square(coef_noise) @ np.square(columns.centre)
-    squares += np.square(noises[:, dim:]).sum(axis=1)
-    return Trace(columns, ellipsoid, coef_noise, np.sqrt(squares), asked, factor)
+    squares += np.square(noises[:, dim:]).sum(axis=1) + calibration.shift_noise**2
+    return Trace(columns, ellipsoid, coef_noise, np.sqrt(squares), asked, calibration.factor)
 
 
 class _Path:

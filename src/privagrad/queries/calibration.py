@@ -42,10 +42,15 @@ _ROWS = 16_384
 
 @dataclass(frozen=True)
 class Calibration:
-    """Margins times `factor` plus `shifts`, one for each output, are log-odds."""
+    """Margins times `factor` plus `shifts`, one for each output, are log-odds.
+
+    The noise in both is stated by its standard deviations, as far as it is known.
+    """
 
     factor: float
     shifts: Vector
+    factor_noise: float = 0.0
+    shift_noise: float = 0.0
 
 
 def class_shares(
@@ -131,18 +136,24 @@ def _from_histogram(shares: Vector, noise: float) -> Calibration:
     usual = np.array([_USUAL, 0.0])
     prior = _PRIOR * noise**2 + _LEAST_WEIGHT
     table = np.column_stack([_MIDDLES, np.ones(_MIDDLES.size)])
-    factor, shift = _platt(shares, table, usual, prior)
+    (factor, shift), deviations = _platt(shares, table, usual, prior, noise)
     # A model that predicts the wrong way round is noise: it is not turned around.
     possible = float(np.clip(factor, _FACTORS[0], _FACTORS[-1]))
     if possible != factor:
         held = np.array([possible, 0.0])
-        _, shift = _platt(shares, table, held, np.array([_FIXED, prior[1]]))
-    return Calibration(possible, np.array([shift]))
+        weights = np.array([_FIXED, prior[1]])
+        (_, shift), deviations = _platt(shares, table, held, weights, noise)
+    return Calibration(possible, np.array([shift]), *deviations.tolist())
 
 
-def _platt(shares: Vector, table: Vector, usual: Vector, prior: Vector) -> tuple[float, float]:
-    """Newton's method, from the usual factor and shift, which have these weights."""
-    total, point = shares.sum(axis=0), usual
+def _platt(
+    shares: Vector, table: Vector, usual: Vector, prior: Vector, noise: float
+) -> tuple[Vector, Vector]:
+    """Factor and shift by Newton's method, and the deviations that noise in the shares gives them.
+
+    The usual ones, where it starts, have the weights of `prior`.
+    """
+    total, point, curvature = shares.sum(axis=0), usual, np.diag(prior)
     for _ in range(_ROUNDS):
         chance = _chance(table @ point)
         slope = table.T @ (total * chance - shares[1]) + prior * (point - usual)
@@ -150,7 +161,12 @@ def _platt(shares: Vector, table: Vector, usual: Vector, prior: Vector) -> tuple
         curvature = table.T @ (weights[:, None] * table) + np.diag(prior)
         step = np.linalg.solve(curvature, slope)
         point = point - step / max(1.0, float(np.abs(step).max()))
-    return float(point[0]), float(point[1])
+    chance = _chance(table @ point)
+    # The slope's noise: that of both cells of each bin, whose shares it is a sum of.
+    cells = np.square(chance) + np.square(1 - chance)
+    inverse = np.linalg.inv(curvature)
+    spread = inverse @ (table.T @ (cells[:, None] * table)) @ inverse
+    return point, noise * np.sqrt(np.diag(spread))
 
 
 def _chance(margins: Vector) -> Vector:

@@ -37,7 +37,7 @@ _TAIL = 0.02  # of a column's entries may be larger than its range
 _WEIGHT_OF_ONE = 0.5
 _CELLS, _OCTAVE_OF_ONE = OCTAVES + 1, -LOWEST
 _ALARMS, _ALARMS_OF_ONE = 0.002, 0.05  # false ones a table, and a column by itself
-_SEEN = 2.0  # standard deviations from which on votes for 1 are believed
+_SEEN = 2.0  # standard deviations from which on votes for 1 are believed in tables of indicators
 _LEVEL = 0.1  # part of the votes of the first octave from which on another one counts
 _NORM_BINS_PER_OCTAVE, _NORM_OCTAVES = 8, 4
 _PARTS, _SPLIT_FROM, _ENTRIES_PER_SUM = 4, 1_000_000, 8
@@ -130,7 +130,7 @@ def private_ranges(rows: Table, releases: Releases, purpose: str) -> Ranges:
     noise = mechanism.noise_multiplier / n
     fits = _fits(votes) / noise
     found = fits.max(axis=1) > _chance_level(fits.size, _ALARMS if dim > 1 else _ALARMS_OF_ONE)
-    indicators = ~found & (ones > _SEEN * noise)
+    indicators = ~found & (ones > noise * _one_level(ones, noise))
     octave = np.where(indicators, _OCTAVE_OF_ONE, fits.argmax(axis=1))
     known = found | indicators
     together = votes.sum(axis=0, keepdims=True) > SURE * noise * math.sqrt(dim)
@@ -151,6 +151,16 @@ def private_ranges(rows: Table, releases: Releases, purpose: str) -> Ranges:
 def _chance_level(windows: int, alarms: float) -> float:
     """Standard deviations that noise alone exceeds in any of so many places this rarely."""
     return NormalDist().inv_cdf(1 - alarms / windows)
+
+
+def _one_level(ones: Vector, noise: float) -> float:
+    """Standard deviations from which on a column's votes for 1 are believed.
+
+    If all columns together show ones, few are enough.
+    """
+    if ones.sum() > SURE * noise * math.sqrt(ones.size):
+        return _SEEN
+    return _chance_level(ones.size, _ALARMS)
 
 
 def _shares(votes: Vector, ones: Vector, noise: float) -> tuple[Vector, float]:
