@@ -145,6 +145,7 @@ def test_public_weights_of_several_classes_shift_the_intercepts(cls):
     ("given", "message"),
     [
         ("balance", "None, 'balanced' or a dict of labels and weights, found 'balance'"),
+        (np.array([1.0, 2.0]), "a dict of labels and weights, found array"),
         ([1.0, 2.0], r"a dict of labels and weights, found \[1.0, 2.0\]"),
         ({5: 1.0}, r"labels among \[0, 1\], found \[5\]"),
         ({"yes": 1.0}, r"labels among \[0, 1\], found \['yes'\]"),

@@ -53,8 +53,10 @@ class _PrivateLinearClassifier(ClassifierMixin, PrivateLinearEstimator):  # type
 
     def _class_weights(self, classes: NDArray[Any]) -> Vector | Literal["balanced"] | None:
         given = self.class_weight
-        if given is None or given == "balanced":
-            return given
+        if given is None:
+            return None
+        if isinstance(given, str) and given == "balanced":
+            return "balanced"
         if not isinstance(given, dict):
             raise ValueError(
                 "Expected class_weight None, 'balanced' or a dict of labels and weights, found "
