@@ -66,7 +66,7 @@ def largest_step(loss: Loss) -> float:
     if not loss.regression:
         return _LARGEST_STEP
     steepest = loss.lipschitz if loss.name == "quantile" else 0.5
-    return _LARGEST_TARGET_STEP * min(0.5 / max(1 - steepest, _RAREST), 0.5 / _RAREST)
+    return _LARGEST_TARGET_STEP * 0.5 / max(1 - steepest, _RAREST)
 
 
 def step_size(reach: float, noise: float, row_norm: float, steps: int, largest: float) -> float:
