@@ -19,6 +19,7 @@ if TYPE_CHECKING:
         PrivateLinearSVC,
         PrivateLogisticRegression,
         PrivateQuantileRegressor,
+        PrivateRidge,
         PrivateSearch,
     )
 
@@ -37,6 +38,7 @@ __all__ = [
     "PrivateLinearSVC",
     "PrivateLogisticRegression",
     "PrivateQuantileRegressor",
+    "PrivateRidge",
     "PrivateSearch",
     "Result",
     "Simplex",

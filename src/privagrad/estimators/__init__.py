@@ -6,6 +6,7 @@ from privagrad.estimators.linear import (
     PrivateLogisticRegression,
     PrivateQuantileRegressor,
 )
+from privagrad.estimators.ridge import PrivateRidge
 from privagrad.estimators.search import PrivateSearch
 
 __all__ = [
@@ -13,5 +14,6 @@ __all__ = [
     "PrivateLinearSVC",
     "PrivateLogisticRegression",
     "PrivateQuantileRegressor",
+    "PrivateRidge",
     "PrivateSearch",
 ]

@@ -202,7 +202,7 @@ class PrivateLinearSVC(_PrivateLinearClassifier):
     _loss = Loss("hinge")
 
 
-class _PrivateLinearRegressor(RegressorMixin, PrivateLinearEstimator):  # type: ignore[misc]
+class PrivateLinearRegressor(RegressorMixin, PrivateLinearEstimator):  # type: ignore[misc]
     target_bounds: BoundsLike
 
     def __sklearn_tags__(self) -> Any:
@@ -233,7 +233,7 @@ class _PrivateLinearRegressor(RegressorMixin, PrivateLinearEstimator):  # type: 
         return self._margins_of(X)
 
 
-class PrivateQuantileRegressor(_PrivateLinearRegressor):
+class PrivateQuantileRegressor(PrivateLinearRegressor):
     """Quantile regression under differential privacy, without tuning; the median by default.
 
     The parameters that are not listed here, the attributes and the guarantees are those of
@@ -270,7 +270,7 @@ class PrivateQuantileRegressor(_PrivateLinearRegressor):
         return Loss("quantile", self.quantile)
 
 
-class PrivateHuberRegressor(_PrivateLinearRegressor):
+class PrivateHuberRegressor(PrivateLinearRegressor):
     """Huber regression under differential privacy, without tuning.
 
     The parameters that are not listed here, the attributes and the guarantees are those of

@@ -1,10 +1,12 @@
 """Linear models under differential privacy, without tuning: the choices, the plan, one fit."""
 
 from privagrad.linear.fit import Bounds, LinearModel, Problem, Trace, run_fit
+from privagrad.linear.least_squares import BY_GRADIENTS, Solver
 from privagrad.linear.plan import Choices, Plan, PublicFacts, plan_fit
 from privagrad.linear.recipe import METHOD, default_delta, warn_if_hopeless
 
 __all__ = [
+    "BY_GRADIENTS",
     "METHOD",
     "Bounds",
     "Choices",
@@ -12,6 +14,7 @@ __all__ = [
     "Plan",
     "Problem",
     "PublicFacts",
+    "Solver",
     "Trace",
     "default_delta",
     "plan_fit",

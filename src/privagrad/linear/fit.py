@@ -16,6 +16,7 @@ from privagrad.glm.gradients import GlmGradients
 from privagrad.glm.losses import Loss
 from privagrad.glm.rows import DenseRows, SparseRows
 from privagrad.linear import recipe
+from privagrad.linear.least_squares import Solver, fit_squares
 from privagrad.linear.plan import Plan, PublicFacts
 from privagrad.linear.repeats import MadeUpRows, repeated_spread
 from privagrad.methods import Setting
@@ -64,6 +65,8 @@ class Problem:
         Public bounds on the size of the entries of each column, where they are known.
     class_weights : array of shape (k,), "balanced" or None
         Public weights of the classes; "balanced": inverse to their frequencies, which are learned.
+    squares : {"auto", "moments", "gradients"} or None
+        How squared errors are minimised, if they are: then gradients minimise the loss instead.
     """
 
     loss: Loss
@@ -77,6 +80,7 @@ class Problem:
     groups: tuple[tuple[int, int], ...] = ()
     limits: Vector | None = None
     class_weights: Vector | Literal["balanced"] | None = None
+    squares: Solver | None = None
 
     @property
     def calibrated(self) -> bool:
@@ -102,6 +106,7 @@ class Problem:
             self.target_bounds is not None,
             self.calibrated,
             self.balanced,
+            self.squares,
         )
 
 
@@ -178,6 +183,10 @@ def run_fit(
     if not plan.privacy.unprotected:
         scale = np.ones(task.gradients.rows.shape[1])
         norm = private_norm(task.gradients.rows, scale, releases, moments.NORMS.purpose, guess=norm)
+    if plan.from_moments or (problem.squares and plan.privacy.unprotected):
+        weights = fit_squares(task.gradients.rows, task.gradients.targets, norm, releases)
+        return LinearModel(*task.original(weights), task.unit, releases.report())
+    if not plan.privacy.unprotected:
         ellipsoid = Ellipsoid.ball(dim, plan.radius * problem.loss.lipschitz * norm)
         noise = plan.privacy.noise_multiplier * ellipsoid.radius / plan.batches.batch_size
     setting = Setting(

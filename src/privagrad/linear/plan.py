@@ -7,7 +7,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from privagrad._internal import validate
-from privagrad.linear import recipe
+from privagrad.linear import least_squares, recipe
+from privagrad.linear.least_squares import Solver
 from privagrad.privacy.accounting import PrivacyPlan
 from privagrad.privacy.events import Event, GaussianEvent, training_event
 from privagrad.privacy.noise import RandomSource
@@ -18,6 +19,7 @@ from privagrad.queries.calibration import CALIBRATION, CLASS_SHARES
 from privagrad.queries.columns import Share, query_events
 from privagrad.queries.evaluation import EVALUATION
 from privagrad.queries.moments import ColumnQueries
+from privagrad.queries.second_moments import PURPOSE as SECOND_MOMENTS
 
 _LARGEST_COST, _SMALLER = 0.75, 0.8
 """What all queries may cost alone, in parts of epsilon, and how their parts shrink till they do."""
@@ -37,6 +39,7 @@ class PublicFacts:
     target_bounded: bool
     calibrated: bool
     balanced: bool
+    squares: Solver | None = None
 
     @property
     def dim(self) -> int:
@@ -122,6 +125,11 @@ class Plan:
     reach: float
     radius: float
 
+    @property
+    def from_moments(self) -> bool:
+        """Whether the model is computed from second moments, without steps."""
+        return SECOND_MOMENTS in self.privacy
+
     def releases(self, source: RandomSource) -> Releases:
         """The plan, to be carried out with this randomness."""
         return Releases(self.privacy, source, self.delta)
@@ -156,7 +164,13 @@ def plan_fit(
         entries = facts.entries if choices.entries is None else choices.entries
         shares = [*facts.queries(entries, epsilon, delta), *[EVALUATION] * evaluated]
         others = [*other_events, *_affordable(shares, epsilon, delta)]
-        privacy = PrivacyPlan.calibrate_event(training_event(batches), epsilon, delta, others)
+        event = training_event(batches)
+        if facts.squares and not evaluated:
+            once = GaussianEvent(1.0, purpose=SECOND_MOMENTS)
+            whole = PrivacyPlan.calibrate_event(once, epsilon, delta, others)
+            if _from_moments(facts, choices, whole.noise_multiplier):
+                batches, event = Batches(facts.n, facts.n, 1, None), once
+        privacy = PrivacyPlan.calibrate_event(event, epsilon, delta, others)
         noise = recipe.relative_noise(privacy.noise_multiplier, batches, facts.dim)
     reach = recipe.TARGET_REACH if facts.regression else recipe.REACH
     return Plan(
@@ -167,6 +181,15 @@ def plan_fit(
         reach if choices.step_size is None else choices.step_size,
         recipe.RADIUS if choices.radius is None else choices.radius,
     )
+
+
+def _from_moments(facts: PublicFacts, choices: Choices, noise_multiplier: float) -> bool:
+    """Whether least squares come from second moments with this noise, rather than by gradients."""
+    if facts.squares != "auto":
+        return facts.squares == "moments"
+    if any(v is not None for v in (choices.steps, choices.batch_size, choices.step_size)):
+        return False
+    return least_squares.moments_are_better(facts.n, facts.dim, noise_multiplier)
 
 
 def _affordable(shares: list[Share], epsilon: float, delta: float) -> list[GaussianEvent]:

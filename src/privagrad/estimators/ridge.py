@@ -1,0 +1,51 @@
+"""Least squares: the estimator."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+
+from privagrad._internal import validate
+from privagrad.estimators._tables import BoundsLike, Table
+from privagrad.estimators.linear import PrivateLinearRegressor
+from privagrad.linear import BY_GRADIENTS, Problem, Solver
+from privagrad.privacy.noise import Noise, RandomState
+
+SOLVERS = ("auto", "moments", "gradients")
+
+
+class PrivateRidge(PrivateLinearRegressor):
+    """Linear least squares under differential privacy, without tuning: a mean is predicted.
+
+    The parameters that are not listed here, the attributes and the guarantees are those of
+    `PrivateQuantileRegressor`.
+
+    "moments" releases the matrix of second moments of columns and target once, and solves the
+    normal equations. It shrinks the weights in directions that noise hides, so that there is no
+    penalty to choose. "gradients" minimises the Huber loss with a bend at two standard deviations
+    of the target, in steps: its noise grows more slowly with the number of columns. "auto" chooses
+    by a public rule: "moments" where their noise, times the number of columns, is small for so many
+    rows; "gradients" also where `steps`, `batch_size` or `step_size` is given. With ``epsilon=inf``
+    the result is that of ordinary least squares.
+
+    Parameters
+    ----------
+    solver : {"auto", "moments", "gradients"}
+        How squared errors are minimised.
+    """
+
+    solver: Solver
+    _loss = BY_GRADIENTS
+
+    def __init__(
+        self, epsilon: float = 1.0, *, delta: float | None = None, bounds: BoundsLike = None,
+        target_bounds: BoundsLike = None, fit_intercept: bool = True, solver: Solver = "auto",
+        steps: int | None = None, batch_size: int | None = None, step_size: float | None = None,
+        radius: float | None = None, random_state: RandomState = None, verbose: bool | None = None,
+        noise: Noise = "gaussian",
+    ) -> None:  # fmt: skip
+        self._assign(locals())
+
+    def _pose(self, table: Table) -> Problem:
+        validate.choice("solver", self.solver, SOLVERS)
+        return replace(super()._pose(table), squares=self.solver)

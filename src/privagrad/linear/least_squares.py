@@ -1,0 +1,87 @@
+"""Least squares from a private matrix of second moments: how it is bounded and solved."""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from privagrad._internal.validate import Vector
+from privagrad.glm.losses import Loss
+from privagrad.glm.rows import DenseRows, SparseRows
+from privagrad.privacy.releases import Releases
+from privagrad.queries.second_moments import (
+    SecondMoments,
+    exact_second_moments,
+    private_second_moments,
+)
+
+Solver = Literal["auto", "moments", "gradients"]
+BY_GRADIENTS = Loss("huber", 2.0)
+"""What gradients minimise instead of squares, whose gradients have no bound: in standard deviations
+of the target."""
+
+_RADIUS = 1.0
+"""Bound on a row with its target, in units of the median norm of such rows."""
+
+_MOST_COLUMNS, _LARGEST_NOISE = 1000, 0.1
+_ROUNDS = 20
+_LEAST_GAIN = 1e-3
+_EXACT = 1e-12
+
+
+def moments_are_better(n: int, dim: int, noise_multiplier: float) -> bool:
+    """Whether second moments with this noise give better weights than gradients would."""
+    return dim <= _MOST_COLUMNS and noise_multiplier * dim <= _LARGEST_NOISE * n
+
+
+def fit_squares(
+    rows: DenseRows | SparseRows, targets: Vector, norm: float, releases: Releases
+) -> Vector:
+    """The weights of standardised columns; without privacy, those of least squares.
+
+    Parameters
+    ----------
+    rows : DenseRows or SparseRows
+        Standardised rows, with a column of ones where there is an intercept.
+    targets : array of shape (n,)
+        Standardised targets.
+    norm : float
+        The median norm of the rows, from an earlier release.
+    releases : Releases
+        What pays for the second moments.
+    """
+    if releases.plan.unprotected:
+        return _solved(exact_second_moments(rows.matrix, targets))
+    radius = _RADIUS * math.hypot(norm, 1.0)
+    return shrunk_solution(private_second_moments(rows, targets, radius, releases))
+
+
+def shrunk_solution(found: SecondMoments) -> Vector:
+    """Weights of the noisy normal equations A w = b, shrunk where noise hides them.
+
+    With E the noise in A and e that in b, A w - b has the noise E w - e, of the same variance
+    noise² (1 + ‖w‖²) in every direction, whatever A is. For weights of mean square τ² in every
+    direction, the best linear estimate along an eigenvector of eigenvalue λ is λ b/(λ² + ρ²),
+    with ρ² = noise² (1 + ‖w‖²)/τ². The norm of the weights, and τ² = ‖w‖²/d with it, are those of
+    the estimate: a few rounds find both.
+    """
+    values, vectors = np.linalg.eigh(found.matrix)
+    positive = (vectors * np.maximum(values, 0.0)) @ vectors.T
+    values, vectors = np.linalg.eigh(positive[:-1, :-1])
+    along = vectors.T @ positive[:-1, -1]
+    squares, size = 1.0, values.size
+    weights = np.zeros(size)
+    for _ in range(_ROUNDS):
+        shrinkage = found.noise**2 * size * (1 + squares) / squares
+        weights = values * along / (np.square(values) + shrinkage)
+        squares = max(float(weights @ weights), _LEAST_GAIN)
+    return np.asarray(vectors @ weights)
+
+
+def _solved(moments: NDArray[np.float64]) -> Vector:
+    """The shortest solution of the normal equations."""
+    matrix, right = moments[:-1, :-1], moments[:-1, -1]
+    return np.asarray(np.linalg.lstsq(matrix, right, rcond=_EXACT)[0])

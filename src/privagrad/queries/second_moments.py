@@ -1,0 +1,159 @@
+"""The second moments of all rows together, E[v vᵀ], in one private query."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from privagrad._internal.jit import kernel
+from privagrad._internal.threads import add_parts, pool_of
+from privagrad._internal.validate import Vector
+from privagrad.glm.kernels import FlatRows
+from privagrad.privacy.mechanism import GaussianSum
+from privagrad.privacy.releases import Releases
+from privagrad.queries.columns import Table
+
+PURPOSE = "second moments"
+_SQRT2 = math.sqrt(2)
+_PARTS, _SPLIT_FROM, _ROWS_PER_SUM = 4, 20_000_000, 8
+"""Into how many parts rows are cut for threads, and from how many products on; rows a part has."""
+
+
+@dataclass(frozen=True)
+class SecondMoments:
+    """A noisy mean of outer products.
+
+    Attributes
+    ----------
+    matrix : array of shape (k, k)
+        E[v vᵀ] plus noise, symmetric. It may have negative eigenvalues.
+    noise : float
+        The standard deviation of the noise in an entry off the diagonal; on the diagonal it is
+        sqrt(2) times that. The noise has no preferred direction: it is the same in any
+        orthonormal basis.
+    """
+
+    matrix: NDArray[np.float64]
+    noise: float
+
+
+def private_second_moments(
+    rows: Table, targets: Vector, radius: float, releases: Releases, purpose: str = PURPOSE
+) -> SecondMoments:
+    """E[v vᵀ] of v = (a, y), the row and its target, shrunk to norm at most `radius`.
+
+    A row that is shrunk counts with the weight (radius/‖v‖)². Rows that are not finite, or whose
+    target is not, count as zeros.
+
+    Parameters
+    ----------
+    rows : DenseRows, SparseRows or another table
+        The rows, of shape (n, d).
+    targets : array of shape (n,)
+        One more column; or of shape (0,), for none.
+    radius : float
+        The bound on the norm of v. It must be public or come from earlier releases.
+    releases : Releases
+        What pays for the query.
+    purpose : str
+        The event of the plan.
+
+    Guarantees
+    ----------
+    One Gaussian release for the purpose. A row gives the upper triangle of v vᵀ/radius², entries
+    off the diagonal times sqrt(2), so that its Euclidean norm is that of the matrix, ‖v‖²/radius²,
+    at most 1.
+    """
+    n, dim = rows.shape
+    size = dim + (targets.size > 0)
+    mechanism = GaussianSum(size * (size + 1) // 2, releases.noise_for(purpose), n)
+    total, first = mechanism.sum(), 0
+    for part in rows.parts():
+        last = first + part.starts.size - 1
+        column = np.ascontiguousarray(targets[first:last], dtype=np.float64)
+        total.add_by(_add_by_threads, part, column, size, 1.0 / radius)
+        first = last
+    released = mechanism.release(total, releases.source)
+    matrix = np.empty((size, size))
+    upper = np.triu_indices(size)
+    matrix[upper] = np.where(upper[0] == upper[1], released, released / _SQRT2)
+    matrix.T[upper] = matrix[upper]
+    noise = mechanism.noise_multiplier / (_SQRT2 * n)
+    return SecondMoments(radius**2 * matrix, radius**2 * noise)
+
+
+def exact_second_moments(matrix: Any, targets: Vector) -> NDArray[np.float64]:
+    """The same of rows that need no protection; `matrix` is an array or a CSR matrix."""
+    products = matrix.T @ matrix
+    dense = products.toarray() if hasattr(products, "toarray") else products
+    cross = np.asarray(matrix.T @ targets)
+    whole = np.block([[dense, cross[:, None]], [cross[None], targets @ targets]])
+    return np.asarray(whole / targets.size, dtype=np.float64)
+
+
+def _add_by_threads(
+    units: Vector, per_unit: float, limit: float, table: FlatRows, targets: Vector, size: int,
+    factor: float,
+) -> tuple[int, int]:  # fmt: skip
+    data, indices, starts, dense = table
+    count = starts.size - 1
+    if count * units.size < _SPLIT_FROM or count < _ROWS_PER_SUM * _PARTS:
+        return _add_outer(units, per_unit, limit, table, targets, size, factor)
+
+    def add_part(partial: Vector, edges: tuple[int, int]) -> tuple[int, int]:
+        low, high = edges
+        rows = FlatRows(data, indices, starts[low : high + 1], dense)
+        return _add_outer(partial, per_unit, limit, rows, targets[low:high], size, factor)
+
+    with pool_of() as pool:
+        return add_parts(units, add_part, _cuts(count), pool)
+
+
+def _cuts(count: int) -> Iterator[tuple[int, int]]:
+    return pairwise(np.linspace(0, count, _PARTS + 1).astype(int).tolist())
+
+
+@kernel()
+def _add_outer(
+    total: Vector, per_unit: float, limit: float, table: FlatRows, targets: Vector, size: int,
+    factor: float,
+) -> tuple[int, int]:  # fmt: skip
+    data, indices, starts, dense = table
+    values, places = np.empty(size), np.empty(size, np.int64)
+    clipped = nonfinite = 0
+    for i in range(starts.size - 1):
+        first = starts[i] if dense else 0
+        count = 0
+        squares = 0.0
+        for k in range(starts[i], starts[i + 1]):
+            value = np.float64(data[k]) * factor
+            if value != 0.0:
+                values[count], places[count] = value, indices[k - first]
+                squares += value * value
+                count += 1
+        if targets.size > 0:
+            value = targets[i] * factor
+            values[count], places[count] = value, size - 1
+            squares += value * value
+            count += 1
+        if not math.isfinite(squares):
+            nonfinite += 1
+            continue
+        clipped += squares > limit
+        shrink = per_unit if squares <= limit else per_unit * limit / squares
+        for p in range(count):
+            j = places[p]
+            # The place of (j, j) in the upper triangle, row by row.
+            start = j * size - j * (j - 1) // 2 - j
+            value = values[p] * shrink
+            total[start + j] += np.rint(value * values[p])
+            value *= _SQRT2
+            for q in range(p + 1, count):
+                total[start + places[q]] += np.rint(value * values[q])
+    return clipped, nonfinite
