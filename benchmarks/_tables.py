@@ -78,9 +78,9 @@ def tasks(folder: Path) -> Iterator[Task]:
         ("adult", Task("adult", "accuracy", lambda _: _adult(folder / "adult"), (1, 0.1),
                        one_split=True, published=((0.1, "DP-GD, published", 0.809),))),
         ("california-housing", Task("california", "absolute error",
-                                    lambda seed: _split(*_california(folder), seed), (1, 0.1),
+                                    lambda seed: split(*california(folder), seed), (1, 0.1),
                                     kind=pg.PrivateQuantileRegressor)),
-        ("w8a", Task("w8a", "balanced accuracy", lambda seed: _split(*_w8a(folder), seed), (1, 0.1),
+        ("w8a", Task("w8a", "balanced accuracy", lambda seed: split(*_w8a(folder), seed), (1, 0.1),
                      options={"class_weight": "balanced"})),
         ("mnist", Task("mnist", "accuracy", lambda _: _mnist(folder / "mnist"), (1, 0.1),
                        options={"bounds": (0, 1)}, delta=below_square, one_split=True, many=True,
@@ -105,7 +105,7 @@ def tasks(folder: Path) -> Iterator[Task]:
             yield task
 
 
-def _split(X: Any, y: np.ndarray, seed: int) -> Split:
+def split(X: Any, y: np.ndarray, seed: int) -> Split:
     order = np.random.default_rng(seed).permutation(y.size)
     train, test = np.split(order, [int(0.8 * y.size)])
     return X[train], y[train], X[test], y[test]
@@ -137,7 +137,7 @@ def _adult(folder: Path) -> Split:
 
 
 @cache
-def _california(folder: Path) -> tuple[np.ndarray, np.ndarray]:
+def california(folder: Path) -> tuple[np.ndarray, np.ndarray]:
     table = pd.read_csv(folder / "california-housing" / "housing.csv")
     y = table.pop("median_house_value").to_numpy(np.float64)
     return pd.get_dummies(table.fillna({"total_bedrooms": 500.0})).to_numpy(np.float64), y
@@ -155,13 +155,13 @@ def _mnist(folder: Path) -> Split:
 def _breast_cancer(seed: int, raw: bool = False) -> Split:
     """Columns standardised over all rows, as GeoClip has them, or raw."""
     X, y = load_breast_cancer(return_X_y=True)
-    return _split(X if raw else (X - X.mean(axis=0)) / X.std(axis=0), y, seed)
+    return split(X if raw else (X - X.mean(axis=0)) / X.std(axis=0), y, seed)
 
 
 def _diabetes(seed: int) -> Split:
     """The target brought to [0, 1], which errors of the published size suggest."""
     X, y = load_diabetes(return_X_y=True)
-    return _split(X, (y - y.min()) / (y.max() - y.min()), seed)
+    return split(X, (y - y.min()) / (y.max() - y.min()), seed)
 
 
 _CULTURE = frozenset(

@@ -39,7 +39,7 @@ from privagrad.privacy.mechanism import GaussianSum
 from privagrad.privacy.noise import random_source
 from privagrad.privacy.releases import Releases
 from privagrad.privacy.sampling import Batches
-from privagrad.queries import calibration, evaluation, moments
+from privagrad.queries import calibration, evaluation, moments, second_moments
 from privagrad.queries import columns as queries
 from privagrad.queries.calibration import calibrate, class_shares
 from privagrad.queries.categories import PURPOSE, discover
@@ -313,6 +313,15 @@ def ask_norms(case, noise, rng, source):
     queries.private_norm(case.rows(), scale, releases_at({"norms": noise}, source), "norms")
 
 
+def ask_second_moments(case, noise, rng, source):
+    radius, releases = 10.0 ** rng.uniform(-3, 3), releases_at({"second moments": noise}, source)
+    targets = case.y if rng.integers(2) else case.y[:0]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(second_moments, "_SPLIT_FROM", int(rng.choice([0, 10**9])))
+        patch.setattr(second_moments, "_ROWS_PER_SUM", 0)
+        second_moments.private_second_moments(case.rows(), targets, radius, releases)
+
+
 def ask_columns(case, noise, rng, source):
     noises = {share.purpose: noise for share in moments.COLUMNS.shares}
     releases, always = releases_at(noises, source), bool(rng.integers(2))
@@ -364,8 +373,8 @@ def class_numbers(y: np.ndarray, classes: int) -> np.ndarray:
 
 
 QUESTIONS = [
-    ask_ranges, ask_moments, ask_norms, ask_columns, ask_bounded_columns, ask_algorithm3,
-    ask_calibration, ask_calibration_of_classes, ask_class_shares,
+    ask_ranges, ask_moments, ask_norms, ask_second_moments, ask_columns, ask_bounded_columns,
+    ask_algorithm3, ask_calibration, ask_calibration_of_classes, ask_class_shares,
 ]  # fmt: skip
 
 

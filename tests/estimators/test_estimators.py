@@ -26,7 +26,7 @@ from privagrad.privacy.events import GaussianEvent
 from privagrad.privacy.mechanism import GaussianSum
 from privagrad.privacy.releases import Releases
 from privagrad.privacy.sampling import Batches
-from privagrad.queries import calibration, moments
+from privagrad.queries import calibration, moments, second_moments
 from privagrad.queries import columns as queries
 
 CLASSIFIERS: list[type[PrivateLinearEstimator]] = [
@@ -36,6 +36,7 @@ CLASSIFIERS: list[type[PrivateLinearEstimator]] = [
 REGRESSORS: list[type[PrivateLinearEstimator]] = [
     pg.PrivateQuantileRegressor,
     pg.PrivateHuberRegressor,
+    pg.PrivateRidge,
 ]
 ALL = CLASSIFIERS + REGRESSORS
 BALANCED: list[tuple[type[PrivateLinearEstimator], dict[str, Any]]] = [
@@ -171,7 +172,7 @@ class Recorded(GaussianSum):
 @pytest.fixture
 def releases_made(monkeypatch):
     """The purposes of all releases and, as mechanisms see them, their noise multipliers."""
-    for room in (moments, queries, calibration, oracle, mechanism):
+    for room in (moments, queries, calibration, second_moments, oracle, mechanism):
         monkeypatch.setattr(room, "GaussianSum", Recorded)
     Recorded.made = []
     purposes: list[str] = []

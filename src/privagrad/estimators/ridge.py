@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-
 from privagrad._internal import validate
 from privagrad.estimators._tables import BoundsLike, Table
 from privagrad.estimators.linear import PrivateLinearRegressor
@@ -22,11 +21,11 @@ class PrivateRidge(PrivateLinearRegressor):
 
     "moments" releases the matrix of second moments of columns and target once, and solves the
     normal equations. It shrinks the weights in directions that noise hides, so that there is no
-    penalty to choose. "gradients" minimises the Huber loss with a bend at two standard deviations
-    of the target, in steps: its noise grows more slowly with the number of columns. "auto" chooses
-    by a public rule: "moments" where their noise, times the number of columns, is small for so many
-    rows; "gradients" also where `steps`, `batch_size` or `step_size` is given. With ``epsilon=inf``
-    the result is that of ordinary least squares.
+    penalty to choose. "gradients" is `PrivateHuberRegressor`, whose noise grows more slowly with
+    the number of columns; where errors are skewed it does not predict the mean. "auto" chooses by
+    a public rule: "moments" if the noise multiplier times d/n is at most 0.004, "gradients" if not
+    or if `steps`, `batch_size` or `step_size` is given. These three and `radius` are for
+    "gradients" alone. With ``epsilon=inf`` the result is that of ordinary least squares.
 
     Parameters
     ----------

@@ -19,14 +19,18 @@ from privagrad.queries.second_moments import (
 )
 
 Solver = Literal["auto", "moments", "gradients"]
-BY_GRADIENTS = Loss("huber", 2.0)
-"""What gradients minimise instead of squares, whose gradients have no bound: in standard deviations
-of the target."""
+BY_GRADIENTS = Loss("huber")
+"""What gradients minimise instead of squares, whose gradients have no bound."""
 
-_RADIUS = 1.0
-"""Bound on a row with its target, in units of the median norm of such rows."""
+_SMALL = 0.004
+"""Noise multiplier times d/n up to which second moments do better than gradients, or little worse:
+`docs/estimators.md` shows where they cross."""
 
-_MOST_COLUMNS, _LARGEST_NOISE = 1000, 0.1
+_RADIUS, _LEAST_RADIUS = 1.5, 0.7
+"""Bound on a row with its target, in units of the median norm of such rows, where the noise is
+_SMALL; and where it is large. Rows beyond it count less, a bias that more rows should end."""
+
+_MOST_COLUMNS = 1000
 _ROUNDS = 20
 _LEAST_GAIN = 1e-3
 _EXACT = 1e-12
@@ -34,7 +38,7 @@ _EXACT = 1e-12
 
 def moments_are_better(n: int, dim: int, noise_multiplier: float) -> bool:
     """Whether second moments with this noise give better weights than gradients would."""
-    return dim <= _MOST_COLUMNS and noise_multiplier * dim <= _LARGEST_NOISE * n
+    return dim <= _MOST_COLUMNS and noise_multiplier * dim <= _SMALL * n
 
 
 def fit_squares(
@@ -55,7 +59,9 @@ def fit_squares(
     """
     if releases.plan.unprotected:
         return _solved(exact_second_moments(rows.matrix, targets))
-    radius = _RADIUS * math.hypot(norm, 1.0)
+    noise = releases.plan.noise_multiplier * rows.shape[1] / rows.shape[0]
+    factor = max(_LEAST_RADIUS, _RADIUS * (_SMALL / noise) ** (1 / 3))
+    radius = factor * math.hypot(norm, 1.0)
     return shrunk_solution(private_second_moments(rows, targets, radius, releases))
 
 
