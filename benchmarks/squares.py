@@ -32,11 +32,11 @@ from sklearn.preprocessing import StandardScaler
 import privagrad as pg
 from benchmarks._adassp import adassp
 from benchmarks._tables import Split, california, split
-from privagrad.linear import default_delta
+from privagrad.linear import Solver, default_delta
 
 SEEDS, FIRST_SEED = 5, 100
 EPSILONS = (1.0, 0.1)
-SOLVERS = ("auto", "moments", "gradients")
+SOLVERS: tuple[Solver, ...] = ("auto", "moments", "gradients")
 PEERS = {
     "AdaSSP": ((False, 1.0), (True, 1.0)),
     "AdaSSP, clipped": ((True, 0.5), (True, 0.9), (True, 0.99)),
@@ -114,7 +114,7 @@ def run(arguments: list[str]) -> dict[str, object]:
     return {"seeds": options.seeds, "metric": "R2", "rows": rows}
 
 
-def ours(given: Split, epsilon: float, solver: str, seed: int) -> float:
+def ours(given: Split, epsilon: float, solver: Solver, seed: int) -> float:
     X, y, X_test, y_test = given
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

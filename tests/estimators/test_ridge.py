@@ -1,6 +1,7 @@
 """Least squares: the same as without privacy at epsilon = inf, and what is released."""
 
 from dataclasses import replace
+from typing import cast
 
 import numpy as np
 import pytest
@@ -9,7 +10,7 @@ from sklearn.linear_model import LinearRegression
 
 import privagrad as pg
 from privagrad.glm.rows import as_rows
-from privagrad.linear import BY_GRADIENTS, Choices, Problem, plan_fit, run_fit
+from privagrad.linear import BY_GRADIENTS, Choices, Problem, Solver, plan_fit, run_fit
 from privagrad.linear.least_squares import moments_are_better, shrunk_solution
 from privagrad.privacy.noise import random_source
 from privagrad.queries import moments
@@ -70,7 +71,7 @@ def test_the_rule_sees_public_facts_alone():
 def test_unknown_solvers_are_refused():
     X, y = table(n=100)
     with pytest.raises(ValueError, match="solver"):
-        pg.PrivateRidge(solver="newton").fit(X, y)
+        pg.PrivateRidge(solver=cast(Solver, "newton")).fit(X, y)
 
 
 def test_rows_without_a_target_are_not_learned_from():

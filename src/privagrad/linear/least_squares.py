@@ -27,8 +27,8 @@ _SMALL = 0.004
 `docs/estimators.md` shows where they cross."""
 
 _RADIUS, _LEAST_RADIUS = 1.5, 0.7
-"""Bound on a row with its target, in units of the median norm of such rows, where the noise is
-_SMALL; and where it is large. Rows beyond it count less, a bias that more rows should end."""
+"""Bound on a row with its target, in units of the median norm of such rows: up to _SMALL noise, and
+where it is large. Rows beyond it count less."""
 
 _MOST_COLUMNS = 1000
 _ROUNDS = 20
@@ -60,7 +60,7 @@ def fit_squares(
     if releases.plan.unprotected:
         return _solved(exact_second_moments(rows.matrix, targets))
     noise = releases.plan.noise_multiplier * rows.shape[1] / rows.shape[0]
-    factor = max(_LEAST_RADIUS, _RADIUS * (_SMALL / noise) ** (1 / 3))
+    factor = max(_LEAST_RADIUS, _RADIUS * math.sqrt(min(1.0, _SMALL / noise)))
     radius = factor * math.hypot(norm, 1.0)
     return shrunk_solution(private_second_moments(rows, targets, radius, releases))
 
