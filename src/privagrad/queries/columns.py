@@ -19,6 +19,7 @@ from privagrad._internal.jit import kernel
 from privagrad._internal.threads import add_parts, pool_of
 from privagrad._internal.validate import Vector
 from privagrad.glm.kernels import FlatRows
+from privagrad.glm.rows import DenseRows
 from privagrad.privacy.accounting import PrivacyPlan
 from privagrad.privacy.bounded import Adds, BoundedSum
 from privagrad.privacy.events import GaussianEvent, Relation, relation_named
@@ -36,6 +37,8 @@ _BOUND = 1.5  # a row's entries and squares, in units of the root of its number 
 _TAIL = 0.02  # of a column's entries may be larger than its range
 _WEIGHT_OF_ONE = 0.5
 _CELLS, _OCTAVE_OF_ONE = OCTAVES + 1, -LOWEST
+_NEAR, _OTHER_SIDE = 7, 0.25  # octaves near the most votes; votes of the other sign that are few
+_CLEAR = 0.06  # noise in a vote, over that of a row for one column, at which signs are worth asking
 _ALARMS, _ALARMS_OF_ONE = 0.002, 0.05  # false ones a table, and a column by itself
 _SEEN = 2.0  # standard deviations from which on votes for 1 are believed in tables of indicators
 _LEVEL = 0.1  # part of the votes of the first octave from which on another one counts
@@ -121,13 +124,67 @@ def private_ranges(rows: Table, releases: Releases, purpose: str) -> Ranges:
     votes have norm 1 together. Entries of 1 or -1, most of which are indicators, vote for a place
     of their own, with half the weight of others.
     """
+    return _ranges(*_cells(rows, releases, purpose))
+
+
+def private_intervals(
+    rows: DenseRows, releases: Releases, purpose: str
+) -> tuple[Ranges, Vector, Vector]:
+    """The ranges of columns that were centred roughly, and the intervals that most entries lie in.
+
+    Returns the ranges, the middles of the intervals and half their lengths. Entries of one sign
+    alone show that the centre was off. Where noise would hide that, and for one column, whose
+    centre is found well, the middles are 0.
+
+    Guarantees
+    ----------
+    One Gaussian release, as that of `private_ranges`, of positive and negative entries in columns
+    of their own: a row has as many entries that are not 0 as before.
+    """
+    array, (n, dim) = rows.array, rows.shape
+    if dim == 1 or releases.plan[purpose].noise_multiplier * math.sqrt(dim) > _CLEAR * n:
+        found = private_ranges(rows, releases, purpose)
+        return found, np.zeros(dim), found.top
+    sides = np.hstack([np.maximum(array, 0.0), np.maximum(-array, 0.0)])
+    cells, noise = _cells(DenseRows(sides), releases, purpose)
+    found = _ranges(cells[:dim] + cells[dim:], math.sqrt(2) * noise)
+    signed = cells[:, :OCTAVES]
+    signed[:, _OCTAVE_OF_ONE] += cells[:, OCTAVES] / _WEIGHT_OF_ONE
+    up, down = signed[:dim], signed[dim:]
+    near = _near_peak(up + down)
+    above, below = (np.where(near, side, 0.0).sum(axis=1) for side in (up, down))
+    least = SURE * noise * math.sqrt(2 * _NEAR)
+    sign = np.where(above - below > least, 1.0, np.where(below - above > least, -1.0, 0.0))
+    sign[np.minimum(above, below) > _OTHER_SIDE * np.maximum(above, below)] = 0.0
+    side = np.where(sign[:, None] > 0, up, down)
+    shown = side > np.maximum(_TAIL * side.sum(axis=1, keepdims=True), CERTAIN * noise)
+    sign[~shown.any(axis=1)] = 0.0
+    nearest = 2.0 ** (LOWEST + shown.argmax(axis=1))
+    farthest = 2.0 ** (LOWEST + 1 + _highest(shown, 0))
+    middle = sign * (nearest + farthest) / 2
+    return found, middle, np.where(sign == 0, found.top, (farthest - nearest) / 2)
+
+
+def _near_peak(votes: Vector) -> NDArray[np.bool_]:
+    """The octaves up to one above that of the most votes, `_NEAR` in all."""
+    places = np.arange(OCTAVES) - votes.argmax(axis=1)[:, None]
+    return np.asarray((places <= 1) & (places > 1 - _NEAR))
+
+
+def _cells(rows: Table, releases: Releases, purpose: str) -> tuple[Vector, float]:
+    """All votes of the columns, as shares of the rows, and the deviation of the noise in them."""
     n, dim = rows.shape
     mechanism = GaussianSum(dim * _CELLS, releases.noise_for(purpose), n)
     total = mechanism.sum()
     _add_rows(total, _vote, rows, LOWEST, OCTAVES)
     cells = mechanism.release(total, releases.source).reshape(dim, _CELLS)
+    return cells, mechanism.noise_multiplier / n
+
+
+def _ranges(cells: Vector, noise: float) -> Ranges:
+    """What votes show, for this deviation of the noise in each of them."""
+    dim = len(cells)
     votes, ones = cells[:, :OCTAVES], cells[:, OCTAVES]
-    noise = mechanism.noise_multiplier / n
     fits = _fits(votes) / noise
     found = fits.max(axis=1) > _chance_level(fits.size, _ALARMS if dim > 1 else _ALARMS_OF_ONE)
     indicators = ~found & (ones > noise * _one_level(ones, noise))

@@ -34,6 +34,7 @@ from privagrad.queries.columns import (
     Ranges,
     Share,
     Table,
+    private_intervals,
     private_ranges,
     whitened_moments,
 )
@@ -43,6 +44,7 @@ _DENSE = 0.03  # share of entries that are not 0 from which on a column is more 
 _LARGER = 1.5  # means beyond so many times their noise are subtracted
 _FREQUENT = 0.1  # mean, in units of entries, from which on columns of sparse tables are centred
 _ROUNDING = 1e-9
+_LEAST_SPREAD = 0.01  # of an indicator, as far as it sets the unit
 _COMMON = 4.0  # units that differ by no more than this factor are one unit
 
 
@@ -134,14 +136,15 @@ def private_columns(
         # with the rare other values would be immense.
         least = ranges.scale[places] * math.sqrt(_HIDDEN * floor)
         moved = rows.centred(places, centre[places])
-        near = private_ranges(moved, releases, queries.around.ranges.purpose)
+        near, middle, half = private_intervals(moved, releases, queries.around.ranges.purpose)
         # Around its centre a column is not wider than around 0.
-        top = np.minimum(near.top, 2 * ranges.top[places])
+        top = np.minimum(half, 2 * ranges.top[places])
+        moved = DenseRows(moved.array - middle)
         means, squares, floor = whitened_moments(
             moved, top, near.row_norm, releases, queries.around.moments.purpose
         )
         if near.found:
-            centre[places] += top * means
+            centre[places] += middle + top * means
             found = top * np.sqrt(np.maximum(squares - means**2, floor))
             deviation[places] = np.maximum(found, least)
         # A frequent indicator has two values; what varies around its centre has more.
@@ -150,6 +153,10 @@ def private_columns(
         unit[places] = np.where(varied[places] | always, deviation[places], unit[places])
     if unit.max() <= _COMMON * unit.min():
         unit[:] = math.sqrt(float(np.mean(unit**2)))
+    else:
+        # Halfway between columns of one size and columns of one spread.
+        small = ~varied | (share <= _DENSE)
+        unit = np.where(small, unit * np.sqrt(np.clip(deviation / unit, _LEAST_SPREAD, 1.0)), unit)
     # Noise may show a deviation beyond the size of the entries.
     return Columns(centre, unit, np.minimum(np.square(deviation / unit), _COMMON), varied)
 
