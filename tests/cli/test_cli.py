@@ -117,8 +117,9 @@ def test_numbers_alone_need_no_schema_and_one_command():
     x = rng.standard_normal((2000, 2)) * [1, 50]
     frame = pl.DataFrame({"a": x[:, 0], "b": x[:, 1], "y": 3 * x[:, 0] + 0.1 * x[:, 1] + 7})
     frame.write_csv("t.csv")
-    assert "--loss logistic" in run("fit", "t.csv", "-t", "y", "-e", 3, "--dry-run").output
-    shown = as_json("fit", "t.csv", "--target", "y", "-e", 3, "-o", "m.model")
+    shown = as_json(
+        "fit", "t.csv", "--target", "y", "--task", "regression", "-e", 3, "-o", "m.model"
+    )
     assert shown["evaluation"]["score"] > shown["evaluation"]["baseline"]
     model = load_model(Path("m.model"))
     assert model.loss == "huber"
@@ -127,7 +128,9 @@ def test_numbers_alone_need_no_schema_and_one_command():
     assert np.corrcoef(predicted, frame["y"].to_numpy())[0, 1] > 0.9
 
 
-@pytest.mark.parametrize("extra", [[], ["--classes=-1,1"], ["--loss", "hinge"]], ids=str)
+@pytest.mark.parametrize(
+    "extra", [["--task", "classification"], ["--classes=-1,1"], ["--loss", "hinge"]], ids=str
+)
 def test_libsvm_files(extra):
     rng = np.random.default_rng(0)
     x = rng.random((2000, 6)) < 0.3
@@ -276,6 +279,14 @@ BAD = {
     ),
     "ledger alone": (GOOD, ["-t", "y", "--ledger", "x.db"], "--dataset"),
     "unknown budget": (GOOD, ["-t", "y", "--dataset", "nobody"], "budget create nobody"),
+    "no task": (GOOD, ["-t", "y"], "--task classification --classes 0,1"),
+    "bad task": (GOOD, ["-t", "y", "--task", "ranking"], "ranking"),
+    "other task": (GOOD, ["-t", "y", "--task", "regression", "--loss", "hinge"], "huber, absolute"),
+    "classes of numbers": (
+        GOOD,
+        ["-t", "y", "--task", "regression", "--classes", "0,1"],
+        "no clas",
+    ),
     "no test": (GOOD, ["-t", "y", "--test", "absent.csv"], "absent.csv"),
     "tests on itself": (GOOD, ["-t", "y", "--test", "t.csv"], "another table"),
     "no folder": (GOOD, ["-t", "y", "-o", "absent/m.model"], "folder"),
@@ -295,6 +306,8 @@ def test_bad_input_is_a_clear_line_and_costs_nothing(case, book):
         defaults += ["-e", "0.5"]
     if "-o" not in extra:
         defaults += ["-o", "m.model"]
+    if not {"--task", "--loss"} & set(extra) and case != "no task":
+        defaults += ["--task", "regression"]
     done = run("fit", "t.csv", *defaults, *extra, code=2)
     assert message in done.output.replace("\n", "")
     assert done.output.count("error:") == 1
@@ -305,7 +318,7 @@ def test_bad_input_is_a_clear_line_and_costs_nothing(case, book):
 def test_a_fit_without_hope_gets_a_warning_before_anything_is_spent(monkeypatch):
     Path("t.csv").write_text(GOOD)
     monkeypatch.setattr("privagrad.fitting.run", lambda *_: pytest.fail("it was run"))
-    done = run("fit", "t.csv", "-t", "y", "-e", 0.5, "--dry-run")
+    done = run("fit", "t.csv", "-t", "y", "--task", "regression", "-e", 0.5, "--dry-run")
     assert "are few for epsilon=0.5" in done.output.replace("\n", " ")
 
 
@@ -407,7 +420,7 @@ def test_bugs_are_reported_without_a_traceback(monkeypatch):
 
     monkeypatch.setattr("privagrad.fitting.prepare", broken)
     Path("t.csv").write_text(GOOD)
-    done = run("fit", "t.csv", "-t", "y", "-e", 1, "-o", "m.model", code=1)
+    done = run("fit", "t.csv", "-t", "y", "--loss", "huber", "-e", 1, "-o", "m.model", code=1)
     assert "This is a bug in privagrad; please report it" in " ".join(done.output.split())
     assert "--debug" in done.output
     with pytest.raises(RuntimeError, match="something odd"):

@@ -67,7 +67,9 @@ def test_everything_released_was_reserved_before(tmp_path, monkeypatch):
         return real(self, *arguments)
 
     monkeypatch.setattr(GaussianSum, "release", watched)
-    asked = replace(request(tmp_path, 1.9), classes=None, dataset="rows", ledger=ledger)
+    asked = replace(
+        request(tmp_path, 1.9), classes=None, task="classification", dataset="rows", ledger=ledger
+    )
     job = prepare(asked)
     assert seen == []
     assert ledger.history("rows") == []
@@ -245,7 +247,7 @@ def test_a_file_is_parsed_and_encoded_once(tmp_path, monkeypatch, ending, stated
     asked = FitRequest(
         path, None, 2.0, schema=Schema(columns, "label"), dataset="rows", ledger=ledger,
         classes=("-1", "1") if stated and ending == "libsvm" else None,
-        choices=Choices(steps=5), test=test if tested else None,
+        choices=Choices(steps=5), test=test if tested else None, task="classification",
     )  # fmt: skip
     calls = counted(
         monkeypatch,
@@ -568,6 +570,17 @@ def test_requests_that_make_no_sense_are_refused_before_anything_is_spent(tmp_pa
     assert ledger.history("people") == []
 
 
+def test_numbers_with_classes_are_labels(tmp_path):
+    (tmp_path / "t.csv").write_text("x,y\n" + "1.5,0\n2.5,1\n" * 200)
+    asked = FitRequest(tmp_path / "t.csv", "y", 1.0)
+    for others in ({"classes": ("0", "1")}, {"task": "classification", "classes": ("0", "1")}):
+        job = prepare(replace(asked, **others))
+        assert (job.loss.name, job.classes) == ("logistic", ("0", "1"))
+    assert prepare(replace(asked, task="regression")).loss.name == "huber"
+    with pytest.raises(ValueError, match="--task classification --classes 0,1 .* or --task regr"):
+        prepare(asked)
+
+
 def test_a_quantile_is_the_loss_that_is_asked_for(tmp_path):
     schema = Schema((AGE, CITY, RICH))
     asked = FitRequest(
@@ -630,7 +643,7 @@ def test_regressions_and_classes_are_scored_on_other_tables(tmp_path):
     schema = Schema((AGE, CITY, RICH))
     table, other = people(tmp_path / "people.csv"), people(tmp_path / "others.csv", 300)
     asked = FitRequest(
-        table, "age", 4.0, schema=schema, test=other,
+        table, "age", 4.0, schema=schema, test=other, task="regression",
         choices=Choices(steps=20), seed=0,
     )  # fmt: skip
     model = run(prepare(asked), tmp_path / "m.model", False)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 from typer.models import OptionInfo
@@ -125,11 +125,18 @@ def fit(
             "than 1/(10 rows)."
         ),
     ] = None,
+    task: Annotated[
+        str | None,
+        typer.Option(
+            help="classification or regression. Needed for a target of numbers, unless --loss or "
+            "--classes says it."
+        ),
+    ] = None,
     loss: Annotated[
         str | None,
         typer.Option(
             help="logistic or hinge for classes; huber, absolute or quantile for numbers. "
-            "Default: logistic for a target of categories, huber for numbers."
+            "Default: logistic for classification, huber for regression."
         ),
     ] = None,
     quantile: Annotated[float, typer.Option(help="For --loss quantile, in (0, 1).")] = 0.5,
@@ -177,7 +184,7 @@ def fit(
 
     Examples:
 
-    `privagrad fit people.csv --target income --epsilon 1 -o income.model`
+    `privagrad fit people.csv --target income --task regression --epsilon 1 -o income.model`
 
     `privagrad fit people.csv --schema schema.toml -e 1 --dataset people --test held-out.csv
     --report report.html -o income.model`
@@ -209,14 +216,12 @@ def fit(
     budgets = None if dataset is None else Ledger(ledger)
     request = fitting.FitRequest(
         table, target, epsilon, delta, loss, quantile, stated, labels, choices, seed, dataset,
-        budgets, test, noise_kind(noise),
+        budgets, test, noise_kind(noise), cast("fitting.Task | None", task),
     )  # fmt: skip
     with busy(f"reading {table.name}"):
         job = fitting.prepare(request)
     if not as_json:
         _show_plan(job)
-        if loss is None and job.classes is None:
-            note("The target holds numbers: Huber regression. For classes, give --loss logistic.")
     planned = {"epsilon": job.epsilon, "delta": job.delta, "events": [str(e) for e in job.events]}
     if dry_run or out is None:
         return {"dry_run": True, **planned, "public": job.public}

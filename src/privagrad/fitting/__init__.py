@@ -2,7 +2,16 @@
 
 from privagrad.fitting.fit import run
 from privagrad.fitting.plan import PreparedFit, prepare
-from privagrad.fitting.request import LOSSES, FitRequest
+from privagrad.fitting.request import LOSSES, FitRequest, Task
 from privagrad.fitting.snapshots import fingerprint, same_content
 
-__all__ = ["LOSSES", "FitRequest", "PreparedFit", "fingerprint", "prepare", "run", "same_content"]
+__all__ = [
+    "LOSSES",
+    "FitRequest",
+    "PreparedFit",
+    "Task",
+    "fingerprint",
+    "prepare",
+    "run",
+    "same_content",
+]
