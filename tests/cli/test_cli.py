@@ -254,6 +254,7 @@ def test_budgets(book):
 
 
 GOOD = "age,hours,y\n1,2,0\n2,3,1\n3,1,0\n"
+MORE = GOOD + "1,2,0\n2,3,1\n" * 100
 BAD = {
     "wrong target": (GOOD, ["-t", "yy"], "Did you mean 'y'"),
     "no target": (GOOD, [], "--target"),
@@ -289,6 +290,31 @@ BAD = {
     ),
     "no test": (GOOD, ["-t", "y", "--test", "absent.csv"], "absent.csv"),
     "tests on itself": (GOOD, ["-t", "y", "--test", "t.csv"], "another table"),
+    "three rows": (GOOD, ["-t", "y", "--task", "regression"], "Nothing was spent"),
+    "few rows": (MORE, ["-t", "y", "--task", "regression", "-e", "0.01"], "Nothing was spent"),
+    "classes that stay hidden": (
+        MORE,
+        ["-t", "y", "--task", "classification"],
+        "State the classes",
+    ),
+    "test without target": (
+        MORE,
+        ["-t", "y", "--classes", "0,1", "--test", "no-target.csv"],
+        "column 'y'",
+    ),
+    "test without column": (
+        MORE,
+        ["-t", "y", "--classes", "0,1", "--test", "no-hours.csv"],
+        "column 'hours'",
+    ),
+    "test with other labels": (
+        MORE,
+        ["-t", "y", "--classes", "0,1", "--test", "labels.csv"],
+        "alone in labels.csv",
+    ),
+    "a report over the model": (GOOD, ["-t", "y", "--report", "m.model"], "m.model twice"),
+    "a report over the table": (GOOD, ["-t", "y", "--report", "t.csv"], "t.csv twice"),
+    "a report nowhere": (GOOD, ["-t", "y", "--report", "absent/r.html"], "folder"),
     "no folder": (GOOD, ["-t", "y", "-o", "absent/m.model"], "folder"),
     "no schema": (GOOD, ["-t", "y", "--schema", "absent.toml"], "absent.toml"),
     "large batch": (GOOD, ["-t", "y", "--batch-size", "50"], "batch"),
@@ -306,20 +332,48 @@ def test_bad_input_is_a_clear_line_and_costs_nothing(case, book):
         defaults += ["-e", "0.5"]
     if "-o" not in extra:
         defaults += ["-o", "m.model"]
-    if not {"--task", "--loss"} & set(extra) and case != "no task":
+    Path("no-target.csv").write_text("age,hours\n1,2\n")
+    Path("no-hours.csv").write_text("age,y\n1,1\n")
+    Path("labels.csv").write_text("age,hours,y\n1,2,1\n1,2,1.\n")
+    if not {"--task", "--loss", "--classes"} & set(extra) and case != "no task":
         defaults += ["--task", "regression"]
     done = run("fit", "t.csv", *defaults, *extra, code=2)
     assert message in done.output.replace("\n", "")
     assert done.output.count("error:") == 1
+    run("fit", "t.csv", *defaults, *extra, "--dry-run", code=2)
     assert book.history("t") == []
+    assert book.account("t").spent == 0
     assert not Path("m.model").exists()
 
 
 def test_a_fit_without_hope_gets_a_warning_before_anything_is_spent(monkeypatch):
     Path("t.csv").write_text(GOOD)
     monkeypatch.setattr("privagrad.fitting.run", lambda *_: pytest.fail("it was run"))
+    Path("t.csv").write_text(GOOD + "1,2,0\n2,3,1\n" * 150)
     done = run("fit", "t.csv", "-t", "y", "--task", "regression", "-e", 0.5, "--dry-run")
     assert "are few for epsilon=0.5" in done.output.replace("\n", " ")
+
+
+def test_a_delta_beyond_the_budgets_is_refused_in_words(book):
+    Path("t.csv").write_text(MORE)
+    book.create("t", 1.0, 1e-6)
+    command = ("fit", "t.csv", "-t", "y", "--classes", "0,1", "-e", 0.5, "--dataset", "t")
+    for extra in (["-o", "m.model"], ["--dry-run"]):
+        done = run(*command, "--delta", 1e-5, *extra, code=3)
+        assert "Leave out --delta. Nothing was spent" in " ".join(done.output.split())
+    assert book.account("t").spent == 0
+    run(*command, "--delta", 1e-7, "--dry-run")
+
+
+def test_guarantees_that_protect_nobody_are_told(book):
+    told = " ".join(run("budget", "create", "t", "-e", 100, "--delta", 0.1).output.split())
+    assert "epsilon 100 hardly protects anyone" in told
+    assert "delta 0.1 hardly protects anyone" in told
+    assert "hardly" not in run("budget", "create", "u", "-e", 3, "--delta", 1e-6).output
+    Path("t.csv").write_text(MORE)
+    done = run("fit", "t.csv", "-t", "y", "--classes", "0,1", "-e", 50, "--dry-run")
+    assert "epsilon 50 hardly protects anyone" in " ".join(done.output.split())
+    assert book.account("t").spent == 0
 
 
 def test_models_are_not_overwritten_unasked():

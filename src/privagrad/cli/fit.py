@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, cast
@@ -199,7 +198,7 @@ def fit(
     from privagrad.privacy.ledger import Ledger
     from privagrad.privacy.noise import noise_kind
 
-    _check_paths(out, report, dry_run, overwrite)
+    _check_paths(out, report, dry_run, overwrite, (table, schema, test))
     if test is not None and not test.is_file():
         raise FileNotFoundError(f"Expected a table to test on, found nothing at {test}.")
     if test is not None and table.is_file() and fitting.same_content(test, table):
@@ -243,7 +242,13 @@ def fit(
     }
 
 
-def _check_paths(out: Path | None, report: Path | None, dry_run: bool, overwrite: bool) -> None:
+def _check_paths(
+    out: Path | None,
+    report: Path | None,
+    dry_run: bool,
+    overwrite: bool,
+    inputs: tuple[Path | None, ...],
+) -> None:
     """Check that all files can be written, before anything is spent."""
     if out is None and not dry_run:
         raise ValueError("Expected -o MODEL, the file to write, or --dry-run; found neither.")
@@ -252,12 +257,18 @@ def _check_paths(out: Path | None, report: Path | None, dry_run: bool, overwrite
             f"Expected a new file, found {out}: a model that has cost privacy. Give another name, "
             "or --overwrite."
         )
-    for path in (out, report):
-        if path is not None and not (path.parent.is_dir() and os.access(path.parent, os.W_OK)):
+    from privagrad.fitting import require_writable
+
+    written = [path for path in (out, report) if path is not None]
+    taken = {path.resolve() for path in inputs if path is not None}
+    for path in written:
+        require_writable(path)
+        if path.resolve() in taken:
             raise ValueError(
-                f"Expected a folder to write {path.name} to, found none at {path.parent}. Create "
-                "it, or give another path."
+                f"Expected different files to read and to write, found {path.name} twice. Give "
+                "another path."
             )
+        taken.add(path.resolve())
 
 
 def _show_plan(job: PreparedFit) -> None:

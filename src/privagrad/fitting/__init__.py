@@ -1,5 +1,6 @@
 """A model from a file: read, plan, reserve, fit, save, in this order."""
 
+from privagrad.fitting.checks import require_writable, warn_if_weak
 from privagrad.fitting.fit import run
 from privagrad.fitting.plan import PreparedFit, prepare
 from privagrad.fitting.request import LOSSES, FitRequest, Task
@@ -12,6 +13,8 @@ __all__ = [
     "Task",
     "fingerprint",
     "prepare",
+    "require_writable",
     "run",
     "same_content",
+    "warn_if_weak",
 ]

@@ -128,8 +128,9 @@ def _task(request: FitRequest, target: Column) -> Task:
                 "is a category: make it a number in the schema, or give --task classification."
             )
         return "regression" if task == "regression" else "classification"
-    if request.loss in LOSSES:
-        return "regression" if LOSSES[request.loss].regression else "classification"
+    if request.loss is not None:
+        loss = LOSSES[validate.choice("loss", request.loss, LOSSES)]
+        return "regression" if loss.regression else "classification"
     if target.kind == "category" or request.classes:
         return "classification"
     raise ValueError(
