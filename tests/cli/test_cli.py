@@ -376,6 +376,44 @@ def test_guarantees_that_protect_nobody_are_told(book):
     assert book.account("t").spent == 0
 
 
+def test_unused_columns_and_codes_are_told_in_fit_show_and_the_model(book):
+    rng = np.random.default_rng(0)
+    frame = pl.DataFrame({
+        "x": rng.standard_normal(600), "zip": rng.integers(1000, 9999, 600),
+        "town": [f"t{k}" for k in range(600)], "remark": ["a"] * 600, "y": ["no", "yes"] * 300,
+    })  # fmt: skip
+    frame.write_csv("t.csv")
+    kinds = {"town": "category", "remark": "ignore", "y": "category"}
+    columns = [
+        f'[[column]]\nname = "{c}"\nkind = "{kinds.get(c, "number")}"' for c in frame.columns
+    ]
+    Path("s.toml").write_text("\n".join(columns) + '\ncategories = ["no", "yes"]\n')
+    book.create("t", 3.0, 1e-5)
+    command = ("fit", "t.csv", "-t", "y", "--schema", "s.toml", "-e", 2, "--dataset", "t")
+    planned = " ".join(run(*command, "--dry-run").output.split())
+    assert "Ignored columns: 'remark'" in planned
+    assert "used as quantities: 'zip'" in planned
+    assert "'town'" not in planned
+    assert book.account("t").spent == 0
+    said = " ".join(run(*command, "-o", "m.model").output.split())
+    shown = " ".join(run("show", "m.model").output.split())
+    for text in ("columns: 'remark'", "quantities: 'zip'", "discovered: 'town'"):
+        assert text in said
+        assert text in shown
+        assert any(text in line for line in load_model(Path("m.model")).made["notes"])
+
+
+def test_predict_counts_blanks_and_unknown_categories_of_its_own_rows(book):
+    people(Path("people.csv"))
+    Path("schema.toml").write_text(SCHEMA)
+    run("fit", "people.csv", "--schema", "schema.toml", "-e", 2, "-o", "m.model")
+    Path("new.csv").write_text("age,hours,job\n,40,cook\n30,40,pilot\n30,40,\n40,40,cook\n")
+    found = as_json("predict", "m.model", "new.csv", "-o", "p.csv")
+    assert (found["missing"], found["unseen"]) == ({"age": 1, "job": 1}, {"job": 1})
+    told = run("predict", "m.model", "new.csv", "-o", "p.csv").output
+    assert "Column 'job': 1 values of categories" in " ".join(told.split())
+
+
 def test_models_are_not_overwritten_unasked():
     Path("m.model").write_text("paid for")
     Path("t.csv").write_text(GOOD)

@@ -223,7 +223,7 @@ def fit(
         _show_plan(job)
     planned = {"epsilon": job.epsilon, "delta": job.delta, "events": [str(e) for e in job.events]}
     if dry_run or out is None:
-        return {"dry_run": True, **planned, "public": job.public}
+        return {"dry_run": True, **planned, "public": job.public, "notes": job.notes}
     model = fitting.run(job, out, None if not as_json else False)
     account = request.ledger.account(dataset) if request.ledger and dataset else None
     if report is not None:
@@ -231,6 +231,9 @@ def fit(
 
         write_fit_report(report, model, account)
     if not as_json:
+        for line in model.made["notes"]:
+            if line not in job.notes:
+                note(line)
         _show_result(model, account, out, report)
     return {
         "model": str(out),
@@ -279,6 +282,8 @@ def _show_plan(job: PreparedFit) -> None:
     title = f"Planned releases: epsilon {job.epsilon:.4g} at delta {job.delta:.3g} in total"
     show_table(title, ("purpose", "times", "noise multiplier", "rows"), rows)
     say("Public, not protected: " + "; ".join(job.public) + ".")
+    for line in job.notes:
+        note(line)
     if job.account:
         after = job.account.spent_with(job.events)
         say(

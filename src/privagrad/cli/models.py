@@ -19,9 +19,11 @@ from privagrad.cli._output import (
     ReportPath,
     busy,
     command,
+    note,
     say,
     show_table,
 )
+from privagrad.data.encoding import Tally
 from privagrad.data.models import SavedModel, load_model
 
 ModelFile = Annotated[Path, typer.Argument(help="A model file of privagrad fit.")]
@@ -52,19 +54,23 @@ def predict(
             "the option out."
         )
     labels = fitted.classes if probabilities and fitted.classes else []
-    count = 0
+    count, tally = 0, Tally()
     with atomic_write(out) as file:
         writer = csv.writer(codecs.getwriter("utf-8")(file), lineterminator="\n")
         writer.writerow(["prediction", *(f"probability of {label}" for label in labels)])
         with busy(f"predicting {table.name}"):
-            for X, _, _ in fitted.rows(table):
+            for X, _, _ in fitted.rows(table, tally=tally):
                 columns = [fitted.predict(X).tolist()]
                 if labels:
                     columns += _probabilities(fitted.margins(X)).T.tolist()
                 writer.writerows(zip(*columns, strict=True))
                 count += X.shape[0]
     say(f"wrote {count} predictions to {out}")
-    return {"rows": count, "out": str(out)}
+    for line in tally.sentences():
+        note(line)
+    found = {"missing": tally.blanks, "unseen": tally.unseen}
+    counts = {what: {k: v for k, v in each.items() if v} for what, each in found.items()}
+    return {"rows": count, "out": str(out), **counts}
 
 
 @command
@@ -160,6 +166,8 @@ def _show(model: SavedModel, everything: bool) -> None:
         f"{privacy['relation']}, {privacy['accountant']}."
     )
     say("Public, not protected: " + "; ".join(privacy["public"]) + ".")
+    for line in model.made.get("notes", []):
+        note(line)
 
 
 def _probabilities(margins: Any) -> Any:

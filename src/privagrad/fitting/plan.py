@@ -19,6 +19,7 @@ from privagrad.fitting.checks import (
     require_test_rows,
     warn_if_weak,
 )
+from privagrad.fitting.notes import column_notes
 from privagrad.fitting.request import FitRequest, complete
 from privagrad.fitting.snapshots import fingerprint, snapshot
 from privagrad.glm.losses import Loss
@@ -79,6 +80,11 @@ class PreparedFit:
     def discovers(self) -> bool:
         """Whether categories are to be discovered."""
         return CATEGORIES in self.privacy
+
+    @property
+    def notes(self) -> list[str]:
+        """What the user should know about the columns."""
+        return column_notes(self.table.schema, self.table.counts)
 
     @property
     def public(self) -> list[str]:
