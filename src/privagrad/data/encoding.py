@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from privagrad._internal.validate import Vector
-from privagrad.data.schema import Column, Schema
+from privagrad.data.schema import MISSING_MARKS, Column, Schema
 
 if TYPE_CHECKING:
     import polars as pl
@@ -206,6 +206,7 @@ class Parser:
             if not numbers.null_count():
                 return numbers
         texts = self._texts(series, column)
+        texts = texts.set(texts.str.to_lowercase().is_in(list(MISSING_MARKS)), None)
         numbers = texts.cast(pl.Float64, strict=False)
         if wrong := numbers.null_count() - texts.null_count():
             line = first + int((texts.is_not_null() & numbers.is_null()).arg_max() or 0)
