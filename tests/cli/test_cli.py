@@ -411,6 +411,8 @@ def test_predict_counts_blanks_and_unknown_categories_of_its_own_rows(book):
     found = as_json("predict", "m.model", "new.csv", "-o", "p.csv")
     assert (found["missing"], found["unseen"]) == ({"age": 1, "job": 1}, {"job": 1})
     told = run("predict", "m.model", "new.csv", "-o", "p.csv").output
+    assert run("predict", "m.model", "new.csv", "-o", "-").stdout == Path("p.csv").read_text()
+    run("predict", "m.model", "new.csv", "-o", "-", "--json", code=2)
     assert "Column 'job': 1 values of categories" in " ".join(told.split())
 
 

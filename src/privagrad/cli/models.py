@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import codecs
 import csv
+import io
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, BinaryIO
 
 import numpy as np
 import typer
@@ -33,7 +35,9 @@ ModelFile = Annotated[Path, typer.Argument(help="A model file of privagrad fit."
 def predict(
     model: ModelFile,
     table: Annotated[Path, typer.Argument(help="The rows to predict. The target is not needed.")],
-    out: Annotated[Path, typer.Option("--out", "-o", help="The CSV file to write.")],
+    out: Annotated[
+        Path, typer.Option("--out", "-o", help="The CSV file to write; - for standard output.")
+    ],
     probabilities: Annotated[
         bool,
         typer.Option("--probabilities", help="Add the probability of each class (logistic loss)."),
@@ -55,7 +59,10 @@ def predict(
         )
     labels = fitted.classes if probabilities and fitted.classes else []
     count, tally = 0, Tally()
-    with atomic_write(out) as file:
+    if printed := str(out) == "-":
+        if as_json:
+            raise ValueError("Expected a file to write with --json, found -o -.")
+    with _printed() if printed else atomic_write(out) as file:
         writer = csv.writer(codecs.getwriter("utf-8")(file), lineterminator="\n")
         writer.writerow(["prediction", *(f"probability of {label}" for label in labels)])
         with busy(f"predicting {table.name}"):
@@ -65,7 +72,8 @@ def predict(
                     columns += _probabilities(fitted.margins(X)).T.tolist()
                 writer.writerows(zip(*columns, strict=True))
                 count += X.shape[0]
-    say(f"wrote {count} predictions to {out}")
+    if not printed:
+        say(f"wrote {count} predictions to {out}")
     for line in tally.sentences():
         note(line)
     found = {"missing": tally.blanks, "unseen": tally.unseen}
@@ -168,6 +176,14 @@ def _show(model: SavedModel, everything: bool) -> None:
     say("Public, not protected: " + "; ".join(privacy["public"]) + ".")
     for line in model.made.get("notes", []):
         note(line)
+
+
+@contextmanager
+def _printed() -> Iterator[BinaryIO]:
+    """A file whose text is printed when all of it is there."""
+    file = io.BytesIO()
+    yield file
+    print(file.getvalue().decode("utf-8"), end="")
 
 
 def _probabilities(margins: Any) -> Any:
