@@ -452,11 +452,8 @@ def test_the_usual_marks_of_missing_values_are_blanks_among_numbers(tmp_path):
     path.write_text("a,b,y\n1,x,1\nNA,NA,2\n?,?,3\nNull,x,4\n-,x,5\n-3,x,6\nn/a,x,7\n")
     schema = infer_schema(path)
     assert [column.kind for column in schema.columns] == ["number", "category", "number"]
-    columns = (
-        Column("a", missing=9.0),
-        Column("b", "category", categories=("NA", "x")),
-        Column("y"),
-    )
+    texts = Column("b", "category", categories=("NA", "x"))
+    columns = (Column("a", missing=9.0), texts, Column("y"))
     table = open_table(path, Schema(columns, "y"))
     assert table.rows()[:, 0].tolist() == [1, 9, 9, 9, 9, -3, 9]
     assert table.rows()[1, 1] == 1  # among texts, they may be categories

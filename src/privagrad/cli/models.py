@@ -59,9 +59,9 @@ def predict(
         )
     labels = fitted.classes if probabilities and fitted.classes else []
     count, tally = 0, Tally()
-    if printed := str(out) == "-":
-        if as_json:
-            raise ValueError("Expected a file to write with --json, found -o -.")
+    printed = str(out) == "-"
+    if printed and as_json:
+        raise ValueError("Expected a file to write with --json, found -o -.")
     with _printed() if printed else atomic_write(out) as file:
         writer = csv.writer(codecs.getwriter("utf-8")(file), lineterminator="\n")
         writer.writerow(["prediction", *(f"probability of {label}" for label in labels)])
