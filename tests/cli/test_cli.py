@@ -117,8 +117,9 @@ def test_numbers_alone_need_no_schema_and_one_command():
     x = rng.standard_normal((2000, 2)) * [1, 50]
     frame = pl.DataFrame({"a": x[:, 0], "b": x[:, 1], "y": 3 * x[:, 0] + 0.1 * x[:, 1] + 7})
     frame.write_csv("t.csv")
-    assert "--loss logistic" in run("fit", "t.csv", "-t", "y", "-e", 3, "--dry-run").output
-    shown = as_json("fit", "t.csv", "--target", "y", "-e", 3, "-o", "m.model")
+    shown = as_json(
+        "fit", "t.csv", "--target", "y", "--task", "regression", "-e", 3, "-o", "m.model"
+    )
     assert shown["evaluation"]["score"] > shown["evaluation"]["baseline"]
     model = load_model(Path("m.model"))
     assert model.loss == "huber"
@@ -127,7 +128,9 @@ def test_numbers_alone_need_no_schema_and_one_command():
     assert np.corrcoef(predicted, frame["y"].to_numpy())[0, 1] > 0.9
 
 
-@pytest.mark.parametrize("extra", [[], ["--classes=-1,1"], ["--loss", "hinge"]], ids=str)
+@pytest.mark.parametrize(
+    "extra", [["--task", "classification"], ["--classes=-1,1"], ["--loss", "hinge"]], ids=str
+)
 def test_libsvm_files(extra):
     rng = np.random.default_rng(0)
     x = rng.random((2000, 6)) < 0.3
@@ -251,6 +254,7 @@ def test_budgets(book):
 
 
 GOOD = "age,hours,y\n1,2,0\n2,3,1\n3,1,0\n"
+MORE = GOOD + "1,2,0\n2,3,1\n" * 100
 BAD = {
     "wrong target": (GOOD, ["-t", "yy"], "Did you mean 'y'"),
     "no target": (GOOD, [], "--target"),
@@ -276,8 +280,41 @@ BAD = {
     ),
     "ledger alone": (GOOD, ["-t", "y", "--ledger", "x.db"], "--dataset"),
     "unknown budget": (GOOD, ["-t", "y", "--dataset", "nobody"], "budget create nobody"),
+    "no task": (GOOD, ["-t", "y"], "--task classification --classes 0,1"),
+    "bad task": (GOOD, ["-t", "y", "--task", "ranking"], "ranking"),
+    "other task": (GOOD, ["-t", "y", "--task", "regression", "--loss", "hinge"], "huber, absolute"),
+    "classes of numbers": (
+        GOOD,
+        ["-t", "y", "--task", "regression", "--classes", "0,1"],
+        "no clas",
+    ),
     "no test": (GOOD, ["-t", "y", "--test", "absent.csv"], "absent.csv"),
     "tests on itself": (GOOD, ["-t", "y", "--test", "t.csv"], "another table"),
+    "three rows": (GOOD, ["-t", "y", "--task", "regression"], "Nothing was spent"),
+    "few rows": (MORE, ["-t", "y", "--task", "regression", "-e", "0.01"], "Nothing was spent"),
+    "classes that stay hidden": (
+        MORE,
+        ["-t", "y", "--task", "classification"],
+        "State the classes",
+    ),
+    "test without target": (
+        MORE,
+        ["-t", "y", "--classes", "0,1", "--test", "no-target.csv"],
+        "column 'y'",
+    ),
+    "test without column": (
+        MORE,
+        ["-t", "y", "--classes", "0,1", "--test", "no-hours.csv"],
+        "column 'hours'",
+    ),
+    "test with other labels": (
+        MORE,
+        ["-t", "y", "--classes", "0,1", "--test", "labels.csv"],
+        "alone in labels.csv",
+    ),
+    "a report over the model": (GOOD, ["-t", "y", "--report", "m.model"], "m.model twice"),
+    "a report over the table": (GOOD, ["-t", "y", "--report", "t.csv"], "t.csv twice"),
+    "a report nowhere": (GOOD, ["-t", "y", "--report", "absent/r.html"], "folder"),
     "no folder": (GOOD, ["-t", "y", "-o", "absent/m.model"], "folder"),
     "no schema": (GOOD, ["-t", "y", "--schema", "absent.toml"], "absent.toml"),
     "large batch": (GOOD, ["-t", "y", "--batch-size", "50"], "batch"),
@@ -295,18 +332,88 @@ def test_bad_input_is_a_clear_line_and_costs_nothing(case, book):
         defaults += ["-e", "0.5"]
     if "-o" not in extra:
         defaults += ["-o", "m.model"]
+    Path("no-target.csv").write_text("age,hours\n1,2\n")
+    Path("no-hours.csv").write_text("age,y\n1,1\n")
+    Path("labels.csv").write_text("age,hours,y\n1,2,1\n1,2,1.\n")
+    if not {"--task", "--loss", "--classes"} & set(extra) and case != "no task":
+        defaults += ["--task", "regression"]
     done = run("fit", "t.csv", *defaults, *extra, code=2)
     assert message in done.output.replace("\n", "")
     assert done.output.count("error:") == 1
+    run("fit", "t.csv", *defaults, *extra, "--dry-run", code=2)
     assert book.history("t") == []
+    assert book.account("t").spent == 0
     assert not Path("m.model").exists()
 
 
 def test_a_fit_without_hope_gets_a_warning_before_anything_is_spent(monkeypatch):
     Path("t.csv").write_text(GOOD)
     monkeypatch.setattr("privagrad.fitting.run", lambda *_: pytest.fail("it was run"))
-    done = run("fit", "t.csv", "-t", "y", "-e", 0.5, "--dry-run")
+    Path("t.csv").write_text(GOOD + "1,2,0\n2,3,1\n" * 150)
+    done = run("fit", "t.csv", "-t", "y", "--task", "regression", "-e", 0.5, "--dry-run")
     assert "are few for epsilon=0.5" in done.output.replace("\n", " ")
+
+
+def test_a_delta_beyond_the_budgets_is_refused_in_words(book):
+    Path("t.csv").write_text(MORE)
+    book.create("t", 1.0, 1e-6)
+    command = ("fit", "t.csv", "-t", "y", "--classes", "0,1", "-e", 0.5, "--dataset", "t")
+    for extra in (["-o", "m.model"], ["--dry-run"]):
+        done = run(*command, "--delta", 1e-5, *extra, code=3)
+        assert "Leave out --delta. Nothing was spent" in " ".join(done.output.split())
+    assert book.account("t").spent == 0
+    run(*command, "--delta", 1e-7, "--dry-run")
+
+
+def test_guarantees_that_protect_nobody_are_told(book):
+    told = " ".join(run("budget", "create", "t", "-e", 100, "--delta", 0.1).output.split())
+    assert "epsilon 100 hardly protects anyone" in told
+    assert "delta 0.1 hardly protects anyone" in told
+    assert "hardly" not in run("budget", "create", "u", "-e", 3, "--delta", 1e-6).output
+    Path("t.csv").write_text(MORE)
+    done = run("fit", "t.csv", "-t", "y", "--classes", "0,1", "-e", 50, "--dry-run")
+    assert "epsilon 50 hardly protects anyone" in " ".join(done.output.split())
+    assert book.account("t").spent == 0
+
+
+def test_unused_columns_and_codes_are_told_in_fit_show_and_the_model(book):
+    rng = np.random.default_rng(0)
+    frame = pl.DataFrame({
+        "x": rng.standard_normal(600), "zip": rng.integers(1000, 9999, 600),
+        "town": [f"t{k}" for k in range(600)], "remark": ["a"] * 600, "y": ["no", "yes"] * 300,
+    })  # fmt: skip
+    frame.write_csv("t.csv")
+    kinds = {"town": "category", "remark": "ignore", "y": "category"}
+    columns = [
+        f'[[column]]\nname = "{c}"\nkind = "{kinds.get(c, "number")}"' for c in frame.columns
+    ]
+    Path("s.toml").write_text("\n".join(columns) + '\ncategories = ["no", "yes"]\n')
+    book.create("t", 3.0, 1e-5)
+    command = ("fit", "t.csv", "-t", "y", "--schema", "s.toml", "-e", 2, "--dataset", "t")
+    planned = " ".join(run(*command, "--dry-run").output.split())
+    assert "Ignored columns: 'remark'" in planned
+    assert "used as quantities: 'zip'" in planned
+    assert "'town'" not in planned
+    assert book.account("t").spent == 0
+    said = " ".join(run(*command, "-o", "m.model").output.split())
+    shown = " ".join(run("show", "m.model").output.split())
+    for text in ("columns: 'remark'", "quantities: 'zip'", "discovered: 'town'"):
+        assert text in said
+        assert text in shown
+        assert any(text in line for line in load_model(Path("m.model")).made["notes"])
+
+
+def test_predict_counts_blanks_and_unknown_categories_of_its_own_rows(book):
+    people(Path("people.csv"))
+    Path("schema.toml").write_text(SCHEMA)
+    run("fit", "people.csv", "--schema", "schema.toml", "-e", 2, "-o", "m.model")
+    Path("new.csv").write_text("age,hours,job\n,40,cook\n30,40,pilot\n30,40,\n40,40,cook\n")
+    found = as_json("predict", "m.model", "new.csv", "-o", "p.csv")
+    assert (found["missing"], found["unseen"]) == ({"age": 1, "job": 1}, {"job": 1})
+    told = run("predict", "m.model", "new.csv", "-o", "p.csv").output
+    assert run("predict", "m.model", "new.csv", "-o", "-").stdout == Path("p.csv").read_text()
+    run("predict", "m.model", "new.csv", "-o", "-", "--json", code=2)
+    assert "Column 'job': 1 values of categories" in " ".join(told.split())
 
 
 def test_models_are_not_overwritten_unasked():
@@ -407,7 +514,7 @@ def test_bugs_are_reported_without_a_traceback(monkeypatch):
 
     monkeypatch.setattr("privagrad.fitting.prepare", broken)
     Path("t.csv").write_text(GOOD)
-    done = run("fit", "t.csv", "-t", "y", "-e", 1, "-o", "m.model", code=1)
+    done = run("fit", "t.csv", "-t", "y", "--loss", "huber", "-e", 1, "-o", "m.model", code=1)
     assert "This is a bug in privagrad; please report it" in " ".join(done.output.split())
     assert "--debug" in done.output
     with pytest.raises(RuntimeError, match="something odd"):

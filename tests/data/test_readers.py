@@ -445,3 +445,15 @@ def test_categories_that_nobody_has_make_no_columns(tmp_path):
     assert rows.shape == (80, 40)
     assert rows.nnz == 80
     assert table.with_categories({"b": ("w",)}).rows().shape == (80, 41)
+
+
+def test_the_usual_marks_of_missing_values_are_blanks_among_numbers(tmp_path):
+    path = tmp_path / "t.csv"
+    path.write_text("a,b,y\n1,x,1\nNA,NA,2\n?,?,3\nNull,x,4\n-,x,5\n-3,x,6\nn/a,x,7\n")
+    schema = infer_schema(path)
+    assert [column.kind for column in schema.columns] == ["number", "category", "number"]
+    texts = Column("b", "category", categories=("NA", "x"))
+    columns = (Column("a", missing=9.0), texts, Column("y"))
+    table = open_table(path, Schema(columns, "y"))
+    assert table.rows()[:, 0].tolist() == [1, 9, 9, 9, 9, -3, 9]
+    assert table.rows()[1, 1] == 1  # among texts, they may be categories

@@ -67,7 +67,9 @@ def test_everything_released_was_reserved_before(tmp_path, monkeypatch):
         return real(self, *arguments)
 
     monkeypatch.setattr(GaussianSum, "release", watched)
-    asked = replace(request(tmp_path, 1.9), classes=None, dataset="rows", ledger=ledger)
+    asked = replace(
+        request(tmp_path, 1.9), classes=None, task="classification", dataset="rows", ledger=ledger
+    )
     job = prepare(asked)
     assert seen == []
     assert ledger.history("rows") == []
@@ -245,7 +247,7 @@ def test_a_file_is_parsed_and_encoded_once(tmp_path, monkeypatch, ending, stated
     asked = FitRequest(
         path, None, 2.0, schema=Schema(columns, "label"), dataset="rows", ledger=ledger,
         classes=("-1", "1") if stated and ending == "libsvm" else None,
-        choices=Choices(steps=5), test=test if tested else None,
+        choices=Choices(steps=5), test=test if tested else None, task="classification",
     )  # fmt: skip
     calls = counted(
         monkeypatch,
@@ -436,7 +438,7 @@ def test_known_bounds_cost_fewer_releases(tmp_path):
     purposes = {}
     for name, high in (("open", None), ("bounded", 500.0)):
         schema = Schema((Column("a", low=0.0, high=high), Column("b", low=0.0, high=high)), "b")
-        job = prepare(FitRequest(tmp_path / "t.csv", None, 2.0, schema=schema))
+        job = prepare(FitRequest(tmp_path / "t.csv", None, 2.0, schema=schema, task="regression"))
         purposes[name] = [event.purpose for event in job.events]
         assert job.epsilon <= 2.0
     assert purposes["bounded"] == ["moments", "target's moments", "row norms", "evaluation",
@@ -568,6 +570,17 @@ def test_requests_that_make_no_sense_are_refused_before_anything_is_spent(tmp_pa
     assert ledger.history("people") == []
 
 
+def test_numbers_with_classes_are_labels(tmp_path):
+    (tmp_path / "t.csv").write_text("x,y\n" + "1.5,0\n2.5,1\n" * 200)
+    asked = FitRequest(tmp_path / "t.csv", "y", 1.0)
+    for others in ({"classes": ("0", "1")}, {"task": "classification", "classes": ("0", "1")}):
+        job = prepare(replace(asked, **others))
+        assert (job.loss.name, job.classes) == ("logistic", ("0", "1"))
+    assert prepare(replace(asked, task="regression")).loss.name == "huber"
+    with pytest.raises(ValueError, match=r"--classes 0,1 .* or --task regression"):
+        prepare(asked)
+
+
 def test_a_quantile_is_the_loss_that_is_asked_for(tmp_path):
     schema = Schema((AGE, CITY, RICH))
     asked = FitRequest(
@@ -600,7 +613,10 @@ def test_a_quantile_is_the_loss_that_is_asked_for(tmp_path):
 def test_a_discovery_that_finds_too_little_stays_charged(tmp_path, columns, message):
     ledger = Ledger(tmp_path / "ledger.db")
     ledger.create("people", 2.0, 1e-5)
-    table = people(tmp_path / "people.csv", 30 if not columns[2].categories else 400)
+    table = people(tmp_path / "people.csv", 400)
+    if not columns[2].categories:
+        alike = pl.read_csv(people(table, 1000)).with_columns(rich=pl.lit("yes"))
+        alike.write_csv(table)
     asked = FitRequest(
         table, "rich", 0.5, schema=Schema(columns), dataset="people", ledger=ledger,
         choices=Choices(steps=5),
@@ -630,7 +646,7 @@ def test_regressions_and_classes_are_scored_on_other_tables(tmp_path):
     schema = Schema((AGE, CITY, RICH))
     table, other = people(tmp_path / "people.csv"), people(tmp_path / "others.csv", 300)
     asked = FitRequest(
-        table, "age", 4.0, schema=schema, test=other,
+        table, "age", 4.0, schema=schema, test=other, task="regression",
         choices=Choices(steps=20), seed=0,
     )  # fmt: skip
     model = run(prepare(asked), tmp_path / "m.model", False)

@@ -104,23 +104,26 @@ def fitted(name: str, *options: object) -> Recorded:
     }
 
 
-def schema_of(name: str, *options: object) -> Recorded:
+def schema_of(name: str, *options: object, task: str = "classification") -> Recorded:
     """The schema that `privagrad schema` finds, also when its template is read back."""
     with tempfile.TemporaryDirectory() as folder:
         table, out = Path(folder) / name, Path(folder) / "schema.toml"
         WRITERS[name](table)
         found = command("schema", table, *options, "-o", out)
-        planned = command("fit", table, "--schema", out, "-e", 2, "--dry-run")
+        planned = command("fit", table, "--schema", out, "--task", task, "-e", 2, "--dry-run")
     return {"schema": found, "epsilon": planned["epsilon"], "events": planned["events"]}
 
 
 def runs() -> Iterator[tuple[str, Callable[[], Recorded]]]:
     people = partial(fitted, "people.csv", "--schema", ...)
     yield "command/schema people", partial(schema_of, "people.csv", "--target", "rich")
-    yield "command/schema numbers", partial(schema_of, "numbers.csv", "--target", "y")
+    yield (
+        "command/schema numbers",
+        partial(schema_of, "numbers.csv", "--target", "y", task="regression"),
+    )
     yield "command/fit people", people
     yield "command/fit people hinge", partial(people, "--loss", "hinge")
-    numbers = partial(fitted, "numbers.csv", "--target", "y")
+    numbers = partial(fitted, "numbers.csv", "--target", "y", "--task", "regression")
     yield "command/fit numbers", numbers
     yield "command/fit numbers quantile", partial(numbers, "--loss", "quantile")
     yield "command/fit numbers steps", partial(numbers, "--steps", 50)

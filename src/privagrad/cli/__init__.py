@@ -22,7 +22,7 @@ app = typer.Typer(
 
 Fit a model to a table of numbers, then predict:
 
-`privagrad fit people.csv --target income --epsilon 1 -o income.model`
+`privagrad fit people.csv --target income --task regression --epsilon 1 -o income.model`
 
 `privagrad predict income.model new-people.csv -o predictions.csv`
 

@@ -59,8 +59,9 @@ def create(
 
     Example: `privagrad budget create people --epsilon 3 --delta 1e-6`
     """
-    from privagrad.fitting import fingerprint
+    from privagrad.fitting import fingerprint, warn_if_weak
 
+    warn_if_weak(epsilon, delta)
     mark = None if file is None else fingerprint(file)
     account = Ledger(ledger).create(name, epsilon, delta, mark)
     say(f"created a budget for {name}: epsilon {epsilon:g} at delta {delta:g}")

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 from typer.models import OptionInfo
@@ -125,11 +124,18 @@ def fit(
             "than 1/(10 rows)."
         ),
     ] = None,
+    task: Annotated[
+        str | None,
+        typer.Option(
+            help="classification or regression. Needed for a target of numbers, unless --loss or "
+            "--classes says it."
+        ),
+    ] = None,
     loss: Annotated[
         str | None,
         typer.Option(
             help="logistic or hinge for classes; huber, absolute or quantile for numbers. "
-            "Default: logistic for a target of categories, huber for numbers."
+            "Default: logistic for classification, huber for regression."
         ),
     ] = None,
     quantile: Annotated[float, typer.Option(help="For --loss quantile, in (0, 1).")] = 0.5,
@@ -177,7 +183,7 @@ def fit(
 
     Examples:
 
-    `privagrad fit people.csv --target income --epsilon 1 -o income.model`
+    `privagrad fit people.csv --target income --task regression --epsilon 1 -o income.model`
 
     `privagrad fit people.csv --schema schema.toml -e 1 --dataset people --test held-out.csv
     --report report.html -o income.model`
@@ -192,7 +198,7 @@ def fit(
     from privagrad.privacy.ledger import Ledger
     from privagrad.privacy.noise import noise_kind
 
-    _check_paths(out, report, dry_run, overwrite)
+    _check_paths(out, report, dry_run, overwrite, (table, schema, test))
     if test is not None and not test.is_file():
         raise FileNotFoundError(f"Expected a table to test on, found nothing at {test}.")
     if test is not None and table.is_file() and fitting.same_content(test, table):
@@ -209,17 +215,15 @@ def fit(
     budgets = None if dataset is None else Ledger(ledger)
     request = fitting.FitRequest(
         table, target, epsilon, delta, loss, quantile, stated, labels, choices, seed, dataset,
-        budgets, test, noise_kind(noise),
+        budgets, test, noise_kind(noise), cast("fitting.Task | None", task),
     )  # fmt: skip
     with busy(f"reading {table.name}"):
         job = fitting.prepare(request)
     if not as_json:
         _show_plan(job)
-        if loss is None and job.classes is None:
-            note("The target holds numbers: Huber regression. For classes, give --loss logistic.")
     planned = {"epsilon": job.epsilon, "delta": job.delta, "events": [str(e) for e in job.events]}
     if dry_run or out is None:
-        return {"dry_run": True, **planned, "public": job.public}
+        return {"dry_run": True, **planned, "public": job.public, "notes": job.notes}
     model = fitting.run(job, out, None if not as_json else False)
     account = request.ledger.account(dataset) if request.ledger and dataset else None
     if report is not None:
@@ -227,6 +231,9 @@ def fit(
 
         write_fit_report(report, model, account)
     if not as_json:
+        for line in model.made["notes"]:
+            if line not in job.notes:
+                note(line)
         _show_result(model, account, out, report)
     return {
         "model": str(out),
@@ -238,7 +245,13 @@ def fit(
     }
 
 
-def _check_paths(out: Path | None, report: Path | None, dry_run: bool, overwrite: bool) -> None:
+def _check_paths(
+    out: Path | None,
+    report: Path | None,
+    dry_run: bool,
+    overwrite: bool,
+    inputs: tuple[Path | None, ...],
+) -> None:
     """Check that all files can be written, before anything is spent."""
     if out is None and not dry_run:
         raise ValueError("Expected -o MODEL, the file to write, or --dry-run; found neither.")
@@ -247,12 +260,18 @@ def _check_paths(out: Path | None, report: Path | None, dry_run: bool, overwrite
             f"Expected a new file, found {out}: a model that has cost privacy. Give another name, "
             "or --overwrite."
         )
-    for path in (out, report):
-        if path is not None and not (path.parent.is_dir() and os.access(path.parent, os.W_OK)):
+    from privagrad.fitting import require_writable
+
+    written = [path for path in (out, report) if path is not None]
+    taken = {path.resolve() for path in inputs if path is not None}
+    for path in written:
+        require_writable(path)
+        if path.resolve() in taken:
             raise ValueError(
-                f"Expected a folder to write {path.name} to, found none at {path.parent}. Create "
-                "it, or give another path."
+                f"Expected different files to read and to write, found {path.name} twice. Give "
+                "another path."
             )
+        taken.add(path.resolve())
 
 
 def _show_plan(job: PreparedFit) -> None:
@@ -263,6 +282,8 @@ def _show_plan(job: PreparedFit) -> None:
     title = f"Planned releases: epsilon {job.epsilon:.4g} at delta {job.delta:.3g} in total"
     show_table(title, ("purpose", "times", "noise multiplier", "rows"), rows)
     say("Public, not protected: " + "; ".join(job.public) + ".")
+    for line in job.notes:
+        note(line)
     if job.account:
         after = job.account.spent_with(job.events)
         say(

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import codecs
 import csv
+import io
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, BinaryIO
 
 import numpy as np
 import typer
@@ -19,9 +21,11 @@ from privagrad.cli._output import (
     ReportPath,
     busy,
     command,
+    note,
     say,
     show_table,
 )
+from privagrad.data.encoding import Tally
 from privagrad.data.models import SavedModel, load_model
 
 ModelFile = Annotated[Path, typer.Argument(help="A model file of privagrad fit.")]
@@ -31,7 +35,9 @@ ModelFile = Annotated[Path, typer.Argument(help="A model file of privagrad fit."
 def predict(
     model: ModelFile,
     table: Annotated[Path, typer.Argument(help="The rows to predict. The target is not needed.")],
-    out: Annotated[Path, typer.Option("--out", "-o", help="The CSV file to write.")],
+    out: Annotated[
+        Path, typer.Option("--out", "-o", help="The CSV file to write; - for standard output.")
+    ],
     probabilities: Annotated[
         bool,
         typer.Option("--probabilities", help="Add the probability of each class (logistic loss)."),
@@ -52,19 +58,27 @@ def predict(
             "the option out."
         )
     labels = fitted.classes if probabilities and fitted.classes else []
-    count = 0
-    with atomic_write(out) as file:
+    count, tally = 0, Tally()
+    printed = str(out) == "-"
+    if printed and as_json:
+        raise ValueError("Expected a file to write with --json, found -o -.")
+    with _printed() if printed else atomic_write(out) as file:
         writer = csv.writer(codecs.getwriter("utf-8")(file), lineterminator="\n")
         writer.writerow(["prediction", *(f"probability of {label}" for label in labels)])
         with busy(f"predicting {table.name}"):
-            for X, _, _ in fitted.rows(table):
+            for X, _, _ in fitted.rows(table, tally=tally):
                 columns = [fitted.predict(X).tolist()]
                 if labels:
                     columns += _probabilities(fitted.margins(X)).T.tolist()
                 writer.writerows(zip(*columns, strict=True))
                 count += X.shape[0]
-    say(f"wrote {count} predictions to {out}")
-    return {"rows": count, "out": str(out)}
+    if not printed:
+        say(f"wrote {count} predictions to {out}")
+    for line in tally.sentences():
+        note(line)
+    found = {"missing": tally.blanks, "unseen": tally.unseen}
+    counts = {what: {k: v for k, v in each.items() if v} for what, each in found.items()}
+    return {"rows": count, "out": str(out), **counts}
 
 
 @command
@@ -160,6 +174,16 @@ def _show(model: SavedModel, everything: bool) -> None:
         f"{privacy['relation']}, {privacy['accountant']}."
     )
     say("Public, not protected: " + "; ".join(privacy["public"]) + ".")
+    for line in model.made.get("notes", []):
+        note(line)
+
+
+@contextmanager
+def _printed() -> Iterator[BinaryIO]:
+    """A file whose text is printed when all of it is there."""
+    file = io.BytesIO()
+    yield file
+    print(file.getvalue().decode("utf-8"), end="")
 
 
 def _probabilities(margins: Any) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from privagrad._internal.validate import Vector
-from privagrad.data.schema import Column, Schema
+from privagrad.data.schema import MISSING_MARKS, Column, Schema
 
 if TYPE_CHECKING:
     import polars as pl
@@ -93,6 +93,33 @@ class Cells(NamedTuple):
     codes: Codes
 
 
+@dataclass(frozen=True)
+class Tally:
+    """How many cells of each column are blank, or hold a category that is not stated.
+
+    It is exact: for rows that are the user's own, never for private ones.
+    """
+
+    blanks: Counter[str] = field(default_factory=Counter)
+    unseen: Counter[str] = field(default_factory=Counter)
+
+    def add(self, column: Column, blanks: int, unseen: int = 0) -> None:
+        self.blanks[column.name] += blanks
+        self.unseen[column.name] += unseen
+
+    def sentences(self) -> list[str]:
+        """What was found, column by column."""
+        return [
+            f"Column {name!r}: {count} {what}."
+            for counts, what in (
+                (self.blanks, "missing values"),
+                (self.unseen, "values of categories that the model does not know"),
+            )
+            for name, count in counts.items()
+            if count
+        ]
+
+
 class Parser:
     """Texts or typed cells as numbers and codes.
 
@@ -100,8 +127,15 @@ class Parser:
     `counts` holds them in the order of their codes, with their numbers of rows. It is not private.
     """
 
-    def __init__(self, schema: Schema, *, target: bool = True, unknown: Sequence[str] = ()) -> None:
-        self.schema, self.target = schema, target
+    def __init__(
+        self,
+        schema: Schema,
+        *,
+        target: bool = True,
+        unknown: Sequence[str] = (),
+        tally: Tally | None = None,
+    ) -> None:
+        self.schema, self.target, self.tally = schema, target, tally
         self.counts: dict[str, Counter[str]] = {name: Counter() for name in unknown}
 
     @property
@@ -121,7 +155,11 @@ class Parser:
             values[:, j] = self._numbers(frame[column.name], column, first)
         codes = np.empty((len(frame), len(categories)), dtype=np.int32)
         for j, column in enumerate(categories):
-            codes[:, j] = np.maximum(self._codes(frame[column.name], column), _OTHER)
+            found = self._codes(frame[column.name], column)
+            if self.tally is not None:
+                blanks, others = ((found == code).sum() for code in (_MISSING, _OTHER))
+                self.tally.add(column, int(blanks), int(others))
+            codes[:, j] = np.maximum(found, _OTHER)
         return Cells(y, values, codes)
 
     def _targets(self, frame: pl.DataFrame, first: int) -> Vector:
@@ -146,7 +184,10 @@ class Parser:
                 "category or ignored in the schema."
             )
         values = numbers.to_numpy().astype(np.float64)
-        values[np.isnan(values)] = column.fill if fill is None else fill
+        blank = np.isnan(values)
+        if self.tally is not None:
+            self.tally.add(column, int(blank.sum()))
+        values[blank] = column.fill if fill is None else fill
         if column.low is not None or column.high is not None:
             np.clip(values, column.low, column.high, out=values)
         if (np.abs(values) > _LARGEST).any():
@@ -165,6 +206,7 @@ class Parser:
             if not numbers.null_count():
                 return numbers
         texts = self._texts(series, column)
+        texts = texts.set(texts.str.to_lowercase().is_in(list(MISSING_MARKS)), None)
         numbers = texts.cast(pl.Float64, strict=False)
         if wrong := numbers.null_count() - texts.null_count():
             line = first + int((texts.is_not_null() & numbers.is_null()).arg_max() or 0)

@@ -14,7 +14,7 @@ import numpy as np
 
 from privagrad.data.encoding import polars
 from privagrad.data.libsvm import is_libsvm
-from privagrad.data.schema import Column, Kind, Schema, did_you_mean
+from privagrad.data.schema import MISSING_MARKS, Column, Kind, Schema, did_you_mean
 from privagrad.data.tables import CHUNK
 
 if TYPE_CHECKING:
@@ -26,7 +26,6 @@ _SEPARATORS = ",;\t|"
 _LINE = 2**26
 _TYPED_ROWS = 10_000
 _WIDEST = 20_000
-_MISSING = {"?", "-", ".", "na", "n/a", "#n/a", "null", "none", "nil", "missing", "unknown"}
 _WITHOUT_HEADER = "privagrad schema TABLE --no-header --names A,B,C"
 
 
@@ -150,9 +149,11 @@ def _kind(dtype: Any) -> Kind:
 
 
 def _text_kind(texts: pl.Series) -> Kind:
-    """Numbers where all texts but blanks are."""
-    numbers = _not_blank(texts).cast(polars().Float64, strict=False)
-    return "category" if numbers.null_count() else "number"
+    """Numbers where all texts but blanks and the usual marks of missing values are."""
+    told = _not_blank(texts)
+    known = told.filter(~told.str.to_lowercase().is_in(list(MISSING_MARKS)))
+    numbers = known.cast(polars().Float64, strict=False)
+    return "category" if numbers.null_count() or (len(told) and not len(known)) else "number"
 
 
 def _not_blank(texts: pl.Series) -> pl.Series:
@@ -228,7 +229,7 @@ def _require_evident_header(rows: pl.DataFrame, path: Path) -> None:
             f"header: {_WITHOUT_HEADER}."
         )
     texts = {name: rows[name].str.strip_chars() for name in rows.columns}
-    if any(name.lower() in _MISSING for name in texts):
+    if any(name.lower() in MISSING_MARKS for name in texts):
         found = "a sign for a missing value in it"
     elif any((column == name).any() for name, column in texts.items()):
         found = "a cell of it again below, as a value of the same column"

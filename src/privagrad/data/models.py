@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from privagrad._internal.atomic import atomic_write
+from privagrad.data.encoding import Tally
 from privagrad.data.libsvm import is_libsvm, libsvm_schema
 from privagrad.data.readers import chunks
 from privagrad.data.schema import Kind, Schema, as_values, from_values
@@ -70,7 +71,9 @@ class SavedModel:
     unit: NDArray[np.float64]
     scale: NDArray[np.float64]
 
-    def rows(self, path: Path, *, target: bool = False) -> Iterator[Rows]:
+    def rows(
+        self, path: Path, *, target: bool = False, tally: Tally | None = None
+    ) -> Iterator[Rows]:
         """The rows of another file in this model's columns, some ten thousand at a time."""
         if self.schema is None:
             kind: Kind = "number" if self.classes is None else "category"
@@ -80,7 +83,7 @@ class SavedModel:
             raise ValueError(
                 f"Expected a table with the columns of {self.made['table']}, found {path.name}."
             )
-        return chunks(path, self.schema, target=target)
+        return chunks(path, self.schema, target=target, tally=tally)
 
     def margins(self, X: Any) -> NDArray[np.float64]:
         return np.asarray(X @ self.coef.T + self.intercept, dtype=np.float64)

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from privagrad.data.encoding import Cells, Parser, encoding_of, one_hot
+from privagrad.data.encoding import Cells, Parser, Tally, encoding_of, one_hot
 from privagrad.data.frames import frames, infer_schema, require_table
 from privagrad.data.libsvm import is_libsvm, libsvm_schema, open_libsvm
 from privagrad.data.schema import Schema
@@ -42,11 +42,17 @@ def open_test_table(path: Path, like: Table) -> Table:
 
 
 def chunks(
-    path: Path, schema: Schema, *, target: bool = True, columns: int | None = None
+    path: Path,
+    schema: Schema,
+    *,
+    target: bool = True,
+    columns: int | None = None,
+    tally: Tally | None = None,
 ) -> Iterator[Rows]:
     """The rows of a file in order, encoded some ten thousand at a time and never kept.
 
     What the schema does not state as a category is none. `columns` is for LIBSVM files.
+    A `tally` counts blanks and other categories: not for private rows.
     """
     require_table(path)
     if schema.libsvm:
@@ -54,7 +60,7 @@ def chunks(
             yield part if target else part._replace(y=None)
         return
     encoding = encoding_of(schema)
-    for cells in _parsed(path, Parser(schema, target=target)):
+    for cells in _parsed(path, Parser(schema, target=target, tally=tally)):
         X = one_hot(schema, encoding, cells.numbers, cells.codes, np.float64)
         yield Rows(X, cells.y, encoding.names)
 

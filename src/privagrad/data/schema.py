@@ -14,6 +14,10 @@ from typing import Any, Literal, get_args
 
 Kind = Literal["number", "category", "ignore"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
+MISSING_MARKS = frozenset(
+    ("?", "-", "--", ".", "na", "n/a", "#n/a", "nan", "null", "none", "nil", "missing", "unknown")
+)
+"""What usually stands for a missing number, in small letters."""
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,20 @@
 """A model from a file: read, plan, reserve, fit, save, in this order."""
 
+from privagrad.fitting.checks import require_writable, warn_if_weak
 from privagrad.fitting.fit import run
 from privagrad.fitting.plan import PreparedFit, prepare
-from privagrad.fitting.request import LOSSES, FitRequest
+from privagrad.fitting.request import LOSSES, FitRequest, Task
 from privagrad.fitting.snapshots import fingerprint, same_content
 
-__all__ = ["LOSSES", "FitRequest", "PreparedFit", "fingerprint", "prepare", "run", "same_content"]
+__all__ = [
+    "LOSSES",
+    "FitRequest",
+    "PreparedFit",
+    "Task",
+    "fingerprint",
+    "prepare",
+    "require_writable",
+    "run",
+    "same_content",
+    "warn_if_weak",
+]

@@ -9,6 +9,7 @@ import numpy as np
 from privagrad.data.models import SavedModel
 from privagrad.data.tables import Table
 from privagrad.fitting.budget import refusal
+from privagrad.fitting.checks import require_writable
 from privagrad.fitting.plan import PreparedFit, class_numbers
 from privagrad.fitting.save import FittedTable, save
 from privagrad.glm.rows import as_rows
@@ -25,6 +26,7 @@ def run(job: PreparedFit, out: Path, progress: bool | None = None) -> SavedModel
     The ledger comes before the model file: once the run is finished nobody can give it back, and
     what was given back before is not saved.
     """
+    require_writable(out)
     run_name = _reserve(job)
     source = random_source(job.request.seed, job.request.noise)
     releases = Releases(job.privacy, source, job.delta)

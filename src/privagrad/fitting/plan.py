@@ -13,6 +13,13 @@ from privagrad._internal.validate import Vector
 from privagrad.data.readers import open_table, open_test_table, require_table
 from privagrad.data.tables import Table
 from privagrad.fitting.budget import paying_account, require_own_rows
+from privagrad.fitting.checks import (
+    require_delta_of,
+    require_enough_rows,
+    require_test_rows,
+    warn_if_weak,
+)
+from privagrad.fitting.notes import column_notes
 from privagrad.fitting.request import FitRequest, complete
 from privagrad.fitting.snapshots import fingerprint, snapshot
 from privagrad.glm.losses import Loss
@@ -75,6 +82,11 @@ class PreparedFit:
         return CATEGORIES in self.privacy
 
     @property
+    def notes(self) -> list[str]:
+        """What the user should know about the columns."""
+        return column_notes(self.table.schema, self.table.counts)
+
+    @property
     def public(self) -> list[str]:
         """What the guarantee does not cover, because it is taken to be known."""
         columns = "names, kinds, bounds and categories of columns that the schema states"
@@ -93,7 +105,12 @@ class PreparedFit:
 def prepare(request: FitRequest) -> PreparedFit:
     """Check the budget before anything is read; then read, check and plan. Releases nothing."""
     validate.positive("epsilon", request.epsilon)
+    if request.delta is not None:
+        validate.delta_of(request.delta)
+    warn_if_weak(request.epsilon, request.delta)
     account = paying_account(request)
+    if account is not None and request.delta is not None:
+        require_delta_of(account, request.delta)
     require_table(request.table)
     path, content = request.table, None
     with ExitStack() as stack:
@@ -111,10 +128,12 @@ def prepare(request: FitRequest) -> PreparedFit:
     delta = request.delta or (account.delta if account else default_delta(table.n))
     validate.delta_of(delta, table.n)
     test = None if request.test is None else open_test_table(request.test, table)
-    if test is not None and not np.isfinite(test.targets).any():
-        raise ValueError("Expected rows with a target in the table to test on, found none.")
+    if test is not None and request.test is not None:
+        stated = not loss.regression and bool(table.target.categories)
+        require_test_rows(test, request.test.name, stated=stated)
     facts = _facts(table, loss)
     first = _first_plan(table, facts, request.epsilon, delta, request.choices)
+    require_enough_rows(table, first, request.epsilon)
     warn_if_hopeless(table.n, request.epsilon, first.relative_noise)
     # The number of columns may change when categories are known, the releases must not.
     choices = replace(request.choices, batch_size=first.batches.batch_size, entries=facts.entries)

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Literal, get_args
 
 from privagrad._internal import validate
 from privagrad.data.libsvm import is_libsvm, libsvm_schema
 from privagrad.data.readers import infer_schema
-from privagrad.data.schema import Schema
+from privagrad.data.schema import Column, Schema
 from privagrad.glm.losses import Loss
 from privagrad.linear import Choices
 from privagrad.privacy.ledger import Ledger
 from privagrad.privacy.noise import Noise
 
+Task = Literal["classification", "regression"]
 LOSSES = {
     "logistic": Loss("logistic"),
     "hinge": Loss("hinge"),
@@ -28,8 +30,9 @@ class FitRequest:
     """What a user asks for.
 
     Without a `target` the schema's is predicted. Without a `delta` it is the budget's, or else
-    below 1/(10 n). Without a `loss`, a name of `LOSSES`, it is logistic for a target of categories
-    and huber for numbers. A file without a `schema` has numbers alone. `classes` are all labels
+    below 1/(10 n). A target of numbers needs a `task`, a `loss` of `LOSSES` or `classes`, because
+    numbers may be labels. The loss is logistic for classification and huber for regression by
+    default. A file without a `schema` has numbers alone. `classes` are all labels
     that can occur: by default the schema's, or else discovered privately. `choices` override the
     recipe. A `seed` makes a model that is not private. `dataset` names the budget in `ledger` that
     pays; without it the run is not charged to any budget. Scores on `test` are not private. `noise`
@@ -50,15 +53,18 @@ class FitRequest:
     ledger: Ledger | None = None
     test: Path | None = None
     noise: Noise = "gaussian"
+    task: Task | None = None
 
 
 def complete(request: FitRequest, path: Path) -> tuple[Schema, Loss]:
     """The schema of the rows at `path`, with the target as the loss needs it, and the loss."""
     schema = _schema(request, path)
     target = schema.column(str(schema.target))
-    loss = _loss(request, target.kind == "category")
+    if schema.libsvm:
+        target = replace(target, kind="number")  # labels of such files are always numbers
+    loss = _loss(request, target)
     if loss.regression:
-        return schema, loss
+        return schema.with_columns([target]), loss
     classes = request.classes or target.categories
     if len(classes) == 1:
         raise ValueError(f"Expected at least two classes, found {classes[0]!r} alone.")
@@ -67,8 +73,7 @@ def complete(request: FitRequest, path: Path) -> tuple[Schema, Loss]:
 
 def _schema(request: FitRequest, path: Path) -> Schema:
     if is_libsvm(path):
-        regression = request.loss in LOSSES and LOSSES[request.loss].regression
-        return libsvm_schema("number" if regression else "category")
+        return libsvm_schema("category")
     schema = _schema_of_numbers(request, path) if request.schema is None else request.schema
     target = request.target or schema.target
     if target is None:
@@ -94,8 +99,10 @@ def _schema_of_numbers(request: FitRequest, path: Path) -> Schema:
     return schema
 
 
-def _loss(request: FitRequest, categories: bool) -> Loss:
-    name = request.loss or ("logistic" if categories else "huber")
+def _loss(request: FitRequest, target: Column) -> Loss:
+    categories = target.kind == "category"
+    task = _task(request, target)
+    name = request.loss or ("logistic" if task == "classification" else "huber")
     loss = LOSSES[validate.choice("loss", name, LOSSES)]
     if name == "quantile":
         loss = Loss("quantile", request.quantile)
@@ -105,4 +112,29 @@ def _loss(request: FitRequest, categories: bool) -> Loss:
         )
     if loss.regression and request.classes:
         raise ValueError(f"Expected no classes for a regression, found --classes and {name!r}.")
+    if loss.regression != (task == "regression"):
+        fitting = "huber, absolute or quantile" if task == "regression" else "logistic or hinge"
+        raise ValueError(f"Expected --loss {fitting} for --task {task}, found {name!r}.")
     return loss
+
+
+def _task(request: FitRequest, target: Column) -> Task:
+    """What is to be learned; numbers are not guessed to be quantities, nor to be labels."""
+    if request.task is not None:
+        task = validate.choice("task", request.task, get_args(Task))
+        if task == "regression" and target.kind == "category":
+            raise ValueError(
+                f"Expected a target of numbers for --task regression, found that {target.name!r} "
+                "is a category: make it a number in the schema, or give --task classification."
+            )
+        return "regression" if task == "regression" else "classification"
+    if request.loss is not None:
+        loss = LOSSES[validate.choice("loss", request.loss, LOSSES)]
+        return "regression" if loss.regression else "classification"
+    if target.kind == "category" or request.classes:
+        return "classification"
+    raise ValueError(
+        f"Expected --task for the target {target.name!r}, which holds numbers: they may be labels "
+        "or quantities. Give --task classification --classes 0,1 (all labels), or --task "
+        "regression. Nothing was spent."
+    )

@@ -12,6 +12,7 @@ import numpy as np
 
 from privagrad.data.models import SavedModel, save_model
 from privagrad.data.tables import Table
+from privagrad.fitting.notes import column_notes
 from privagrad.fitting.plan import PreparedFit
 from privagrad.linear import METHOD, LinearModel, Plan
 from privagrad.privacy.accounting import PrivacyReport
@@ -117,6 +118,7 @@ def _made(job: PreparedFit, fitted: FittedTable, radius: float) -> dict[str, Any
         "radius": radius,
         "dataset": job.request.dataset,
         "run": fitted.run,
+        "notes": column_notes(fitted.table.schema),
     }
 
 

@@ -1,0 +1,50 @@
+"""What a user should know about the columns of a table, from names, kinds and releases alone."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+from privagrad.data.schema import Schema
+
+_CODE = re.compile(
+    r"(?:^|[\W_])(?:id|ids|uuid|key|code|codes|zip|zipcode|postcode|postal|phone|tel|telephone|fax"
+    r"|ssn|nr|no|number)$|[a-z](?:ID|Id|Code|Zip)$|(?:zip|post)_?code$",
+)
+_SHOWN = 10
+
+
+def column_notes(schema: Schema, undiscovered: Iterable[str] = ()) -> list[str]:
+    """Sentences about columns that are not used, or hardly as they are meant.
+
+    Names and kinds are public, values are not looked at. Of the columns `undiscovered` the
+    categories are not known yet.
+    """
+    if schema.libsvm:
+        return []
+    features, waiting = schema.features, set(undiscovered)
+    ignored = [c.name for c in schema.columns if c.kind == "ignore"]
+    quantities = [c.name for c in features if c.kind == "number" and looks_like_code(c.name)]
+    open_categories = [c for c in features if c.kind == "category"]
+    codes = [c.name for c in open_categories if c.name in waiting and looks_like_code(c.name)]
+    empty = [c.name for c in open_categories if not c.categories and c.name not in waiting]
+    told = (
+        (ignored, "Ignored columns: {}."),
+        (quantities, "Names of identifiers or codes, but used as quantities: {}. If their size "
+         "means nothing, make them categories or ignored in the schema."),
+        (codes, "Names of identifiers or codes, whose categories are to be discovered: {}. Values "
+         "of few rows are never discovered: ignore such columns in the schema."),
+        (empty, "Not used, because no category was frequent enough to be discovered: {}. State "
+         "their categories in the schema."),
+    )  # fmt: skip
+    return [text.format(_listed(names)) for names, text in told if names]
+
+
+def looks_like_code(name: str) -> bool:
+    """Whether a column of this name is more likely to hold codes than quantities."""
+    return bool(_CODE.search(name) or _CODE.search(name.lower()))
+
+
+def _listed(names: list[str]) -> str:
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return ", ".join(map(repr, names[:_SHOWN])) + more
