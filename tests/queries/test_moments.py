@@ -355,6 +355,19 @@ def test_a_dense_column_among_sparse_ones():
     assert abs(np.log2(found.unit[-1] / 5)) < 0.5
 
 
+def test_noise_shows_nothing_beyond_what_entries_can_be():
+    """With many rare categories, some column's noise looks like votes for an immense octave."""
+    rng, limits = np.random.default_rng(0), np.ones(300)
+    rows = rows_of((rng.uniform(size=(4000, 300)) < 0.002).astype(float))
+    for seed in range(20):
+        releases = releases_of(moments.COLUMNS.shares, 0.3, 1e-6, seed)
+        found = moments.private_columns(rows, moments.COLUMNS, releases, limits=limits)
+        if found.found:
+            assert found.unit.max() <= 2
+            assert (np.abs(found.centre) <= 2).all()
+            assert (found.moments * found.unit**2 <= 16).all()
+
+
 @pytest.mark.parametrize("side", [-1.0, 1.0])
 def test_spreads_far_below_the_noise_of_the_centre_are_found(side):
     """A first centre that is off by several deviations is seen by the signs of what is left."""

@@ -321,9 +321,9 @@ def _columns(problem: Problem, releases: Releases) -> Columns:
     rows, asked = problem.rows, problem.facts.column_queries
     if releases.plan.unprotected:
         return moments.known_columns(rows, centred=problem.intercept)
-    found = _learned(rows, asked, problem.bounds, releases, centred=problem.intercept)
-    if problem.limits is None or problem.bounds is not None:
-        return found
+    if problem.limits is None or not isinstance(asked, ColumnQueries):
+        return _learned(rows, asked, problem.bounds, releases, centred=problem.intercept)
+    found = moments.private_columns(rows, asked, releases, limits=problem.limits)
     unit = np.minimum(found.unit, problem.limits)
     return replace(found, unit=unit, moments=found.moments * np.square(found.unit / unit))
 

@@ -13,7 +13,7 @@ the paper's own way, for comparison.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -108,12 +108,14 @@ def private_columns(
     queries: ColumnQueries,
     releases: Releases,
     always: bool = False,
+    limits: Vector | None = None,
 ) -> Columns:
     """Centres, units and moments of all columns from the releases of `queries`.
 
-    Without queries around centres nothing is centred; with `always` everything is.
+    Without queries around centres nothing is centred; with `always` everything is. `limits` are
+    public bounds on the size of entries, infinite where there are none.
     """
-    ranges, (means, squares, floor) = _ranges_and_moments(rows, queries, releases)
+    ranges, (means, squares, floor) = _ranges_and_moments(rows, queries, releases, limits)
     dim = means.size
     if not ranges.found:
         return Columns(np.zeros(dim), ranges.scale, np.zeros(dim), ranges.levels > 1, found=False)
@@ -162,9 +164,13 @@ def private_columns(
 
 
 def _ranges_and_moments(
-    rows: Table, queries: ColumnQueries, releases: Releases
+    rows: Table, queries: ColumnQueries, releases: Releases, limits: Vector | None = None
 ) -> tuple[Ranges, tuple[Vector, Vector, float]]:
     ranges = private_ranges(rows, releases, queries.ranges.purpose)
+    if limits is not None and ranges.found:
+        # Noise may show a range beyond what entries can be.
+        scale, top = np.minimum(ranges.scale, limits), np.minimum(ranges.top, limits)
+        ranges = replace(ranges, scale=scale, top=top)
     return ranges, whitened_moments(
         rows, ranges.scale, ranges.row_norm, releases, queries.moments.purpose
     )
