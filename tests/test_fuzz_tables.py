@@ -301,6 +301,14 @@ def ask_ranges(case, noise, rng, source):
     queries.private_ranges(case.rows(), releases_at({"ranges": noise}, source), "ranges")
 
 
+def ask_rare(case, noise, rng, source):
+    dim = case.X.shape[1]
+    releases = releases_at({"ranges": noise, "rare": noise}, source)
+    known = queries.private_ranges(case.rows(), releases, "ranges")
+    known = replace(known, found=True, seen=rng.random(dim) < 0.5)
+    queries.with_rare(case.rows(), known, releases, "rare")
+
+
 def ask_moments(case, noise, rng, source):
     rows = case.rows()
     scale = 2.0 ** rng.integers(-40, 41, rows.shape[1]).astype(float)
@@ -373,7 +381,7 @@ def class_numbers(y: np.ndarray, classes: int) -> np.ndarray:
 
 
 QUESTIONS = [
-    ask_ranges, ask_moments, ask_norms, ask_second_moments, ask_columns, ask_bounded_columns,
+    ask_ranges, ask_rare, ask_moments, ask_norms, ask_second_moments, ask_columns, ask_bounded_columns,
     ask_algorithm3, ask_calibration, ask_calibration_of_classes, ask_class_shares,
 ]  # fmt: skip
 

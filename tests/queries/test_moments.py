@@ -56,6 +56,7 @@ QUERIES = {
     "votes": lambda rows, noise, scale, norm: queries.private_ranges(
         rows, releases_at({"ranges": noise}), "ranges"
     ),
+    "votes of rare columns": lambda rows, noise, scale, norm: votes_of_rare(rows, noise),
     "votes of both signs": lambda rows, noise, scale, norm: votes_of_both_signs(rows, noise),
     "powers": lambda rows, noise, scale, norm: queries.whitened_moments(
         rows, scale, norm, releases_at({"moments": noise}), "moments"
@@ -64,6 +65,13 @@ QUERIES = {
         rows, scale, releases_at({"norms": noise}), "norms"
     ),
 }
+
+
+def votes_of_rare(rows, noise):
+    dim = rows.shape[1]
+    nothing = np.zeros(dim, dtype=bool)
+    known = queries.Ranges(*np.ones((3, dim)), nothing, nothing, True, 1.0, nothing)
+    queries.with_rare(rows, known, releases_at({"rare": noise}), "rare")
 
 
 def votes_of_both_signs(rows, noise):
@@ -133,7 +141,8 @@ def test_first_and_second_moments_share_one_norm():
 def test_every_release_has_the_noise_its_event_names():
     """What a release gives, less what it was handed, is its noise."""
     bounded = queries.Share("within bounds", 0.15)
-    shares = (*moments.COLUMNS.shares, bounded, moments.NORMS)
+    first, *others = moments.COLUMNS.shares
+    shares = (first, moments.RARE, *others, bounded, moments.NORMS)
     releases = releases_of(shares, 1.0, 1e-4)
     events = [releases.plan[share.purpose] for share in shares]
     rows = rows_of(np.random.default_rng(0).normal(5, 1, (60, 300)))
@@ -225,8 +234,9 @@ def test_nothing_to_see_gives_something_positive():
         assert (estimated > 0).all()
 
 
-def private_columns_of(X, layout="dense", seed=0, epsilon=1.0):
-    releases = releases_of(moments.COLUMNS.shares, epsilon, 1e-6, seed)
+def private_columns_of(X, layout="dense", seed=0, epsilon=1.0, rare=False):
+    shares = [*moments.COLUMNS.shares, *[moments.RARE] * rare]
+    releases = releases_of(shares, epsilon, 1e-6, seed)
     return moments.private_columns(rows_of(X, layout), moments.COLUMNS, releases)
 
 
@@ -376,6 +386,30 @@ def test_spreads_far_below_the_noise_of_the_centre_are_found(side):
     X = np.column_stack([far, rng.normal(0, 1, (n, 6))])
     units = [private_columns_of(X, seed=seed, epsilon=0.15).unit[:2] for seed in range(10)]
     assert np.mean(np.abs(np.log2(np.array(units) / 2)) < 1) >= 0.8
+
+
+def test_rare_columns_show_when_they_vote_by_themselves():
+    """Among 40 dense columns a rare one has few votes; without them it has nearly one a row."""
+    n, rng, unit = 30_000, np.random.default_rng(0), 10.0 ** np.arange(-5, 5, 2)
+    rare = unit * (rng.random((n, unit.size)) < 0.05)
+    X = np.column_stack([rng.normal(0, 1, (n, 40)), rare])
+    for asked_again, least, most in ((False, 0, 1), (True, 4, 5)):
+        seen = [
+            private_columns_of(X, seed=seed, epsilon=0.3, rare=asked_again).seen[40:].sum()
+            for seed in range(3)
+        ]
+        assert least <= np.mean(seen) <= most
+    found = private_columns_of(X, epsilon=0.3, rare=True)
+    assert (np.abs(np.log2(found.unit / unit))[found.seen[40:]] < 3).all()
+
+
+@pytest.mark.parametrize("share", [0.7, 0.85, 0.95])
+def test_frequent_indicators_in_other_units_have_their_own_deviation(share):
+    n, rng = 30_000, np.random.default_rng(0)
+    X = np.column_stack([1e4 * (rng.random(n) < share), rng.normal(0, 1, (n, 6))])
+    deviation = 1e4 * np.sqrt(share * (1 - share))
+    for seed in range(5):
+        assert abs(np.log2(private_columns_of(X, seed=seed).unit[0] / deviation)) < 1.3
 
 
 def test_columns_in_units_of_all_sizes_do_not_disturb_each_other():

@@ -65,10 +65,16 @@ class PublicFacts:
         """How many entries a row may have."""
         return recipe.entries(self.columns, self.sparse)
 
-    def queries(self, entries: int, epsilon: float, delta: float) -> list[Share]:
+    @property
+    def rare(self) -> bool:
+        """Whether columns are asked once more whose ranges do not show at first."""
+        many = self.columns >= recipe.MANY_COLUMNS
+        return many and not self.sparse and not self.bounded
+
+    def queries(self, entries: int, rare: bool, epsilon: float, delta: float) -> list[Share]:
         """The queries before and after the training, over all rows of so many entries."""
         asked = ((self.column_queries, entries), (self.target_queries, 1), (moments.NORMS, 1))
-        shares: list[Share] = []
+        shares = [moments.RARE] * rare
         for one, size in asked:
             if isinstance(one, Share):
                 shares.append(one)
@@ -81,7 +87,8 @@ class PublicFacts:
 class Choices:
     """What users may set instead of the recipe.
 
-    `entries` of a row are set where the plan must not depend on columns that are found later.
+    `entries` of a row, and whether `rare` columns are asked once more, are set where the plan must
+    not depend on columns that are found later.
     """
 
     steps: int | None = None
@@ -89,6 +96,7 @@ class Choices:
     step_size: float | None = None
     radius: float | None = None
     entries: int | None = None
+    rare: bool | None = None
 
     def __post_init__(self) -> None:
         # Products of NumPy's small integers wrap around.
@@ -162,7 +170,8 @@ def plan_fit(
     privacy, noise = PrivacyPlan((), unprotected=True), 0.0
     if not math.isinf(epsilon):
         entries = facts.entries if choices.entries is None else choices.entries
-        shares = [*facts.queries(entries, epsilon, delta), *[EVALUATION] * evaluated]
+        rare = facts.rare if choices.rare is None else choices.rare
+        shares = [*facts.queries(entries, rare, epsilon, delta), *[EVALUATION] * evaluated]
         others = [*other_events, *_affordable(shares, epsilon, delta)]
         event = training_event(batches)
         if facts.squares and not evaluated:

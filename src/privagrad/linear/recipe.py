@@ -25,6 +25,9 @@ REACH, TARGET_REACH = 1.2, 0.3
 """How far the noise of all steps together may move the margin of a median row: for classes, and
 for standardised targets of a regression."""
 
+MANY_COLUMNS = 40
+"""From so many on, the votes of a row are too many for rare columns to show among them."""
+
 _LARGEST_STEP, _LARGEST_TARGET_STEP, _RAREST = 300.0, 50.0, 0.05
 _WORK = 1e9
 _LEAST_RATE = 0.2

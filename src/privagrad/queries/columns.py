@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from privagrad._internal.jit import kernel
 from privagrad._internal.threads import add_parts, pool_of
-from privagrad._internal.validate import Vector
+from privagrad._internal.validate import Integers, Vector
 from privagrad.glm.kernels import FlatRows
 from privagrad.glm.rows import DenseRows
 from privagrad.privacy.accounting import PrivacyPlan
@@ -89,6 +89,8 @@ class Ranges:
         Whether any scale was found; if not, all of them are the largest one.
     row_norm : float
         The root of the number of non-zero entries of a row, averaged over rows.
+    seen : array of bool, of shape (d,)
+        Whether the column has votes of its own; the scale of others is that of most columns.
     """
 
     scale: Vector
@@ -98,6 +100,7 @@ class Ranges:
     indicators: NDArray[np.bool_]
     found: bool
     row_norm: float
+    seen: NDArray[np.bool_]
 
 
 def query_event(share: Share, epsilon: float, delta: float, relation: Relation) -> GaussianEvent:
@@ -125,6 +128,29 @@ def private_ranges(rows: Table, releases: Releases, purpose: str) -> Ranges:
     of their own, with half the weight of others.
     """
     return _ranges(*_cells(rows, releases, purpose))
+
+
+def with_rare(rows: Table, ranges: Ranges, releases: Releases, purpose: str) -> Ranges:
+    """The ranges, with those of columns that did not show: they vote once more, by themselves.
+
+    A row's votes are not shared with its frequent columns then, and rare columns show.
+
+    Guarantees
+    ----------
+    One Gaussian release for the purpose, as that of `private_ranges`, of the other columns alone:
+    which these are is known from the release before.
+    """
+    places = np.flatnonzero(~ranges.seen)
+    if not (ranges.found and places.size):
+        return ranges
+    rare = _ranges(*_cells(rows, releases, purpose, places))
+    chosen = places[rare.seen]
+    changed = {}
+    for name in ("scale", "top", "share", "levels", "indicators", "seen"):
+        values = getattr(ranges, name).copy()
+        values[chosen] = getattr(rare, name)[rare.seen]
+        changed[name] = values
+    return replace(ranges, **changed)
 
 
 def private_intervals(
@@ -156,27 +182,39 @@ def private_intervals(
     least = SURE * noise * math.sqrt(2 * _NEAR)
     sign = np.where(above - below > least, 1.0, np.where(below - above > least, -1.0, 0.0))
     sign[np.minimum(above, below) > _OTHER_SIDE * np.maximum(above, below)] = 0.0
-    side = np.where(sign[:, None] > 0, up, down)
-    shown = side > np.maximum(_TAIL * side.sum(axis=1, keepdims=True), CERTAIN * noise)
-    sign[~shown.any(axis=1)] = 0.0
+    total = (up + down).sum(axis=1, keepdims=True)
+    side, other = np.where(sign[:, None] > 0, (up, down), (down, up))
+    shown = side > np.maximum(_TAIL * total, CERTAIN * noise)
+    beyond = _near_peak(up + down, 1 + _NEAR) & (other > np.maximum(_TAIL * total, SURE * noise))
+    # Few entries of the other sign may be far away, as the zeros of a frequent indicator are.
+    sign[~shown.any(axis=1) | beyond.any(axis=1)] = 0.0
     nearest = 2.0 ** (LOWEST + shown.argmax(axis=1))
     farthest = 2.0 ** (LOWEST + 1 + _highest(shown, 0))
     middle = sign * (nearest + farthest) / 2
     return found, middle, np.where(sign == 0, found.top, (farthest - nearest) / 2)
 
 
-def _near_peak(votes: Vector) -> NDArray[np.bool_]:
-    """The octaves up to one above that of the most votes, `_NEAR` in all."""
+def _near_peak(votes: Vector, above: int = 1) -> NDArray[np.bool_]:
+    """The octaves up to so many above that of the most votes, `_NEAR` in all."""
     places = np.arange(OCTAVES) - votes.argmax(axis=1)[:, None]
-    return np.asarray((places <= 1) & (places > 1 - _NEAR))
+    return np.asarray((places <= above) & (places > above - _NEAR))
 
 
-def _cells(rows: Table, releases: Releases, purpose: str) -> tuple[Vector, float]:
-    """All votes of the columns, as shares of the rows, and the deviation of the noise in them."""
+def _cells(
+    rows: Table, releases: Releases, purpose: str, places: NDArray[np.int64] | None = None
+) -> tuple[Vector, float]:
+    """All votes of the columns, as shares of the rows, and the deviation of the noise in them.
+
+    With `places`, of these columns alone.
+    """
     n, dim = rows.shape
+    order = np.arange(dim)
+    if places is not None:
+        order[:], dim = -1, places.size
+        order[places] = np.arange(dim)
     mechanism = GaussianSum(dim * _CELLS, releases.noise_for(purpose), n)
     total = mechanism.sum()
-    _add_rows(total, _vote, rows, LOWEST, OCTAVES)
+    _add_rows(total, _vote, rows, order, LOWEST, OCTAVES)
     cells = mechanism.release(total, releases.source).reshape(dim, _CELLS)
     return cells, mechanism.noise_multiplier / n
 
@@ -201,7 +239,7 @@ def _ranges(cells: Vector, noise: float) -> Ranges:
     top = np.maximum(_highest(tail, octave), octave)
     return Ranges(
         2.0 ** (octave + LOWEST + 1), 2.0 ** (top + LOWEST + 1), share,
-        np.count_nonzero(clear, axis=1), indicators, True, row_norm,
+        np.count_nonzero(clear, axis=1), indicators, True, row_norm, known,
     )  # fmt: skip
 
 
@@ -239,8 +277,8 @@ def _shares(votes: Vector, ones: Vector, noise: float) -> tuple[Vector, float]:
 
 def _nothing_found(dim: int) -> Ranges:
     largest = np.full(dim, 2.0 ** (LOWEST + OCTAVES))
-    nothing = np.zeros(dim, dtype=np.int64)
-    return Ranges(largest, largest, 0.0 * largest, nothing, nothing > 0, False, math.sqrt(dim))
+    nothing, seen = np.zeros(dim, dtype=np.int64), np.zeros(dim, dtype=bool)
+    return Ranges(largest, largest, 0.0 * largest, nothing, seen, False, math.sqrt(dim), seen)
 
 
 def _fits(votes: Vector) -> Vector:
@@ -345,25 +383,29 @@ def _add_by_threads(
 
 @kernel()
 def _vote(
-    total: Vector, per_unit: float, limit: float, table: FlatRows, lowest: int, octaves: int
-) -> tuple[int, int]:
+    total: Vector, per_unit: float, limit: float, table: FlatRows, order: Integers, lowest: int,
+    octaves: int,
+) -> tuple[int, int]:  # fmt: skip
+    """Votes of the columns j with order[j] >= 0, which is their place."""
     data, indices, starts, dense = table
     for i in range(starts.size - 1):
         first = starts[i] if dense else 0
         squares = 0.0
         for k in range(starts[i], starts[i + 1]):
-            if data[k] != 0.0 and math.isfinite(data[k]):
+            place = order[indices[k - first]]
+            if place >= 0 and data[k] != 0.0 and math.isfinite(data[k]):
                 squares += _WEIGHT_OF_ONE**2 if abs(data[k]) == 1.0 else 1.0
         if squares == 0.0:
             continue
         vote = limit * per_unit / math.sqrt(squares)
         for k in range(starts[i], starts[i + 1]):
-            if data[k] != 0.0 and math.isfinite(data[k]):
+            place = order[indices[k - first]]
+            if place >= 0 and data[k] != 0.0 and math.isfinite(data[k]):
                 octave = math.frexp(abs(np.float64(data[k])))[1] - 1 - lowest
                 octave, weight = min(max(octave, 0), octaves - 1), 1.0
                 if abs(data[k]) == 1.0:
                     octave, weight = octaves, _WEIGHT_OF_ONE
-                total[indices[k - first] * (octaves + 1) + octave] += np.rint(weight * vote)
+                total[place * (octaves + 1) + octave] += np.rint(weight * vote)
     return 0, 0
 
 

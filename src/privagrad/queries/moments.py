@@ -37,6 +37,7 @@ from privagrad.queries.columns import (
     private_intervals,
     private_ranges,
     whitened_moments,
+    with_rare,
 )
 
 _HIDDEN = 0.01  # part of the noise in a column's square that its spread may hide in
@@ -67,6 +68,9 @@ COLUMNS = ColumnQueries(
     Share("moments", 0.15),
     ColumnQueries(Share("ranges around centres", 0.15), Share("moments around centres", 0.15)),
 )
+RARE = Share("ranges of rare columns", 0.15)
+"""For columns whose ranges the votes of all columns do not show, where the plan has it."""
+
 BOUNDED_COLUMNS = Share("moments", 0.15)
 TARGET = ColumnQueries(
     Share("target's range", 0.1),
@@ -167,6 +171,8 @@ def _ranges_and_moments(
     rows: Table, queries: ColumnQueries, releases: Releases, limits: Vector | None = None
 ) -> tuple[Ranges, tuple[Vector, Vector, float]]:
     ranges = private_ranges(rows, releases, queries.ranges.purpose)
+    if RARE.purpose in releases.plan:
+        ranges = with_rare(rows, ranges, releases, RARE.purpose)
     if limits is not None and ranges.found:
         # Noise may show a range beyond what entries can be.
         scale, top = np.minimum(ranges.scale, limits), np.minimum(ranges.top, limits)
