@@ -29,6 +29,7 @@ from privagrad.privacy.events import Event
 from privagrad.privacy.ledger import Account
 from privagrad.queries.categories import PURPOSE as CATEGORIES
 from privagrad.queries.categories import discovery
+from privagrad.queries.curvature import CURVATURE
 
 _GUESSED_CATEGORIES = 21
 """Of a column whose categories are not known yet: for the size of batches alone."""
@@ -136,7 +137,10 @@ def prepare(request: FitRequest) -> PreparedFit:
     require_enough_rows(table, first, request.epsilon)
     warn_if_hopeless(table.n, request.epsilon, first.relative_noise)
     # The number of columns may change when categories are known, the releases must not.
-    choices = replace(request.choices, batch_size=first.batches.batch_size, entries=facts.entries)
+    choices = replace(
+        request.choices, batch_size=first.batches.batch_size, entries=facts.entries,
+        curvature=CURVATURE.purpose in first.privacy,
+    )  # fmt: skip
     privacy = first.privacy
     return PreparedFit(request, table, test, loss, delta, choices, privacy, account, content)
 

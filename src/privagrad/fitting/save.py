@@ -49,7 +49,7 @@ def save(job: PreparedFit, fitted: FittedTable, out: Path) -> SavedModel:
 
 def _saved(job: PreparedFit, fitted: FittedTable) -> SavedModel:
     model, trace, schema = fitted.model, fitted.model.trace, fitted.table.schema
-    if trace is None:
+    if trace is None or model.noise is None:
         raise RuntimeError("Expected a private fit with its evaluation, found none.")
     names = fitted.table.encoding.names
     regression = fitted.table.target.kind == "number"
@@ -63,8 +63,8 @@ def _saved(job: PreparedFit, fitted: FittedTable) -> SavedModel:
         _without_nan({**asdict(trace.evaluation), "factor": trace.factor}),
         model.coef,
         model.intercept,
-        trace.noise,
-        trace.intercept_noise,
+        model.noise.coef,
+        model.noise.intercept,
         trace.columns.centre,
         trace.columns.unit,
         trace.ellipsoid.scale[: len(names)],

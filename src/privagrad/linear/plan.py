@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from privagrad._internal import validate
 from privagrad.linear import least_squares, recipe
 from privagrad.linear.least_squares import Solver
+from privagrad.linear.uncertainty import curvature_is_affordable
 from privagrad.privacy.accounting import PrivacyPlan
 from privagrad.privacy.events import Event, GaussianEvent, training_event
 from privagrad.privacy.noise import RandomSource
@@ -17,6 +18,7 @@ from privagrad.privacy.sampling import Batches
 from privagrad.queries import moments
 from privagrad.queries.calibration import CALIBRATION, CLASS_SHARES
 from privagrad.queries.columns import Share, query_events
+from privagrad.queries.curvature import CURVATURE
 from privagrad.queries.evaluation import EVALUATION
 from privagrad.queries.moments import ColumnQueries
 from privagrad.queries.second_moments import PURPOSE as SECOND_MOMENTS
@@ -81,7 +83,8 @@ class PublicFacts:
 class Choices:
     """What users may set instead of the recipe.
 
-    `entries` of a row are set where the plan must not depend on columns that are found later.
+    `entries` of a row, and whether the `curvature` is released, are set where the plan must not
+    depend on columns that are found later.
     """
 
     steps: int | None = None
@@ -89,6 +92,7 @@ class Choices:
     step_size: float | None = None
     radius: float | None = None
     entries: int | None = None
+    curvature: bool | None = None
 
     def __post_init__(self) -> None:
         # Products of NumPy's small integers wrap around.
@@ -107,7 +111,7 @@ class Plan:
         How many steps there are, and how each draws its rows.
     privacy : PrivacyPlan
         What will be released, by purpose; with an event for `EVALUATION` the model is evaluated
-        on the rows at the end.
+        on the rows at the end, and with one for `CURVATURE` its noise is stated well.
     delta : float
         The delta of the report.
     relative_noise : float
@@ -163,6 +167,10 @@ def plan_fit(
     if not math.isinf(epsilon):
         entries = facts.entries if choices.entries is None else choices.entries
         shares = [*facts.queries(entries, epsilon, delta), *[EVALUATION] * evaluated]
+        curved = choices.curvature
+        if curved is None:
+            curved = curvature_is_affordable(facts.n, facts.dim)
+        shares += [CURVATURE] * (evaluated and curved)
         others = [*other_events, *_affordable(shares, epsilon, delta)]
         event = training_event(batches)
         if facts.squares and not evaluated:
