@@ -90,7 +90,10 @@ def shrunk_solution(found: SecondMoments) -> tuple[Vector, NDArray[np.float64]]:
         shrinkage = found.noise**2 * size * (1 + squares) / squares
         weights = values * along / (np.square(values) + shrinkage)
         squares = max(float(weights @ weights), _LEAST_GAIN)
-    inverse = (vectors * (values / (np.square(values) + shrinkage))) @ vectors.T
+    # The noise in an eigenvalue may hide the one that lets through most.
+    doubt = found.noise * math.sqrt(size)
+    worst = np.clip(math.sqrt(shrinkage), np.maximum(values - doubt, 0.0), values + doubt)
+    inverse = (vectors * (worst / (np.square(worst) + shrinkage))) @ vectors.T
     solution = np.asarray(vectors @ weights)
     return solution, solution_covariance(found, solution, inverse)
 

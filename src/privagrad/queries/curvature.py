@@ -23,12 +23,13 @@ from privagrad.queries.second_moments import SecondMoments, private_second_momen
 
 CURVATURE = Share("curvature", 0.1)
 
-_WINDOW = 0.5
+_SMOOTH, _KINKED = 0.5, 1.0
 """Half the width of the window of margins that slopes are compared over."""
 
-_USUAL = {"logistic": 0.3, "softmax": 0.6}
-"""The bound on a row's part, in units of its bound on gradients times the median norm: rows beyond
-it count less, which states too much noise rather than too little."""
+_USUAL = {"logistic": 0.3, "softmax": 0.6, "hinge": 0.5, "quantile": 0.5}
+"""The bound on a row's part, in units of the bound on its gradient over the largest slope, times
+the median norm; 1 for other losses. Rows beyond it count less, which states too much noise rather
+than too little."""
 
 
 def private_curvature(
@@ -36,10 +37,10 @@ def private_curvature(
 ) -> SecondMoments:
     """The mean derivative of the bounded gradients at these weights, of shape (dim, dim).
 
-    For one output it is E[c a aᵀ], where c is how much the bounded slope grows from half a unit
-    below the row's margin to half a unit above it. For several it is E[C ⊗ a aᵀ], where C is the
-    second derivative of the loss in the margins; where the gradient is bounded, that of what its
-    bound leaves, a change of its direction.
+    For one output it is E[c a aᵀ], where c is how fast the bounded slope grows from somewhat below
+    the row's margin to somewhat above it. For several it is E[C ⊗ a aᵀ], where C is the second
+    derivative of the loss in the margins; where the gradient is bounded, that of what its bound
+    leaves, a change of its direction.
 
     Parameters
     ----------
@@ -68,9 +69,10 @@ def private_curvature(
     if loss.name == "softmax":
         _softmax_factors(*row_by_row)
     elif loss.multiclass:
-        _hinge_factors(*row_by_row)
+        _hinge_factors(*row_by_row, _KINKED)
     else:
-        _factors(*row_by_row, loss.regression)
+        window = _KINKED if math.isinf(loss.smoothness) else _SMOOTH
+        _factors(*row_by_row, window, loss.regression)
     bound = _USUAL.get(loss.name, 1.0) * ellipsoid.radius / loss.lipschitz * norm
     return private_second_moments(
         gradients.rows, np.empty(0), math.sqrt(bound), releases, CURVATURE.purpose, factors
@@ -80,19 +82,19 @@ def private_curvature(
 @kernel()
 def _factors(
     code: int, parameter: float, margins: Any, targets: Vector, norms: Vector, factors: Any,
-    by_rows: bool,
+    window: float, by_rows: bool,
 ) -> None:  # fmt: skip
     """The slope of each row's bounded loss, for norms in units of the bound."""
     for i in range(margins.shape[0]):
         most = 1.0 / norms[i] if norms[i] > 0.0 else math.inf
-        above = slope(code, parameter, margins[i, 0] + _WINDOW, targets[i])
-        below = slope(code, parameter, margins[i, 0] - _WINDOW, targets[i])
+        above = slope(code, parameter, margins[i, 0] + window, targets[i])
+        below = slope(code, parameter, margins[i, 0] - window, targets[i])
         if by_rows:
             shrink = min(1.0, most / lipschitz(code, parameter))
-            factors[i, 0, 0] = shrink * (above - below) / (2 * _WINDOW)
+            factors[i, 0, 0] = shrink * (above - below) / (2 * window)
         else:
             change = min(max(above, -most), most) - min(max(below, -most), most)
-            factors[i, 0, 0] = change / (2 * _WINDOW)
+            factors[i, 0, 0] = change / (2 * window)
 
 
 @kernel()
@@ -133,20 +135,21 @@ def _softmax_factors(
 
 @kernel()
 def _hinge_factors(
-    code: int, parameter: float, margins: Any, targets: Vector, norms: Vector, factors: Any
-) -> None:
+    code: int, parameter: float, margins: Any, targets: Vector, norms: Vector, factors: Any,
+    window: float,
+) -> None:  # fmt: skip
     """u uᵀ over the window's width, u = e_rival - e_y, where the window holds the kink."""
     outputs = margins.shape[1]
     above, below = np.empty(outputs), np.empty(outputs)
     for i in range(margins.shape[0]):
         label = np.int64(targets[i])
         above[:], below[:] = margins[i], margins[i]
-        above[label] += _WINDOW
-        below[label] -= _WINDOW
+        above[label] += window
+        below[label] -= window
         class_slopes(code, above, label)
         class_slopes(code, below, label)
         most = 1.0 / norms[i] if norms[i] > 0.0 else math.inf
-        shrink = min(1.0, most / lipschitz(code, parameter)) / (2 * _WINDOW)
+        shrink = min(1.0, most / lipschitz(code, parameter)) / (2 * window)
         for c in range(outputs):
             for e in range(outputs):
                 factors[i, c, e] = shrink * (below[c] - above[c]) * (below[e] - above[e])
