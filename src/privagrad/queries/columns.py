@@ -89,6 +89,8 @@ class Ranges:
         Whether any scale was found; if not, all of them are the largest one.
     row_norm : float
         The root of the number of non-zero entries of a row, averaged over rows.
+    seen : array of bool, of shape (d,)
+        Whether the column has votes of its own; the scale of others is that of most columns.
     """
 
     scale: Vector
@@ -98,6 +100,7 @@ class Ranges:
     indicators: NDArray[np.bool_]
     found: bool
     row_norm: float
+    seen: NDArray[np.bool_]
 
 
 def query_event(share: Share, epsilon: float, delta: float, relation: Relation) -> GaussianEvent:
@@ -201,7 +204,7 @@ def _ranges(cells: Vector, noise: float) -> Ranges:
     top = np.maximum(_highest(tail, octave), octave)
     return Ranges(
         2.0 ** (octave + LOWEST + 1), 2.0 ** (top + LOWEST + 1), share,
-        np.count_nonzero(clear, axis=1), indicators, True, row_norm,
+        np.count_nonzero(clear, axis=1), indicators, True, row_norm, known,
     )  # fmt: skip
 
 
@@ -239,8 +242,8 @@ def _shares(votes: Vector, ones: Vector, noise: float) -> tuple[Vector, float]:
 
 def _nothing_found(dim: int) -> Ranges:
     largest = np.full(dim, 2.0 ** (LOWEST + OCTAVES))
-    nothing = np.zeros(dim, dtype=np.int64)
-    return Ranges(largest, largest, 0.0 * largest, nothing, nothing > 0, False, math.sqrt(dim))
+    nothing, seen = np.zeros(dim, dtype=np.int64), np.zeros(dim, dtype=bool)
+    return Ranges(largest, largest, 0.0 * largest, nothing, seen, False, math.sqrt(dim), seen)
 
 
 def _fits(votes: Vector) -> Vector:
