@@ -154,16 +154,17 @@ def _show(model: SavedModel, everything: bool) -> None:
     names = model.classes if model.coef.shape[0] > 1 and model.classes else [""]
     order, measurable = model.ranking, model.measurable
     shown = order if everything else order[:20]
-    columns = ["feature", *(f"coefficient {n}".strip() for n in names), "95 %", "typical change"]
+    columns = ["feature", *(f"coefficient {n}".strip() for n in names), "± 95%", "typical change"]
     reach = INTERVAL * model.coef_noise.max(axis=0)
     rows = [
         (model.features[j], *(f"{c:.4g}" for c in model.coef[:, j]),
-         f"± {reach[j]:.2g}", f"{model.unit[j]:.4g}" if measurable[j] else "not measurable")
+         f"{reach[j]:.2g}", f"{model.unit[j]:.4g}" if measurable[j] else "not measurable")
         for j in shown
     ]  # fmt: skip
     show_table(f"{model.loss} on {model.made['table']}", columns, rows)
     if model.classes and model.coef.shape[0] == 1:
         say(f"Positive coefficients raise the probability of {model.classes[1]}.")
+    say("Coefficient ± the number beside it: 95 % intervals of the noise that privacy added.")
     if len(shown) < len(order):
         say(f"{len(order) - len(shown)} more coefficients: give --all to show them.")
     say(f"Intercept: {', '.join(f'{value:.4g}' for value in model.intercept)}")
