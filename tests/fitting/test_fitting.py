@@ -433,6 +433,20 @@ def test_rare_labels_and_blanks_teach_nothing(tmp_path):
         prepare(FitRequest(tmp_path / "t.csv", None, 2.0, schema=stated))
 
 
+def test_categories_of_too_few_rows_are_named(tmp_path):
+    rng = np.random.default_rng(0)
+    kind = np.where(np.arange(3000) < 2, "rare", rng.choice(["a", "b"], 3000))
+    x = rng.standard_normal(3000)
+    frame = pl.DataFrame({"kind": kind, "x": x, "y": np.where(x + (kind == "a") > 0, "yes", "no")})
+    frame.write_csv(tmp_path / "t.csv")
+    columns = (Column("kind", "category", categories=("a", "b", "rare")), Column("x"),
+               Column("y", "category", categories=("no", "yes")))  # fmt: skip
+    asked = FitRequest(tmp_path / "t.csv", None, 2.0, schema=Schema(columns, "y"), seed=0)
+    model = run(prepare(asked), tmp_path / "m.model", False)
+    assert model.made["not_measurable"] == ["kind=rare"]
+    assert model.features[model.ranking[-1]] == "kind=rare"
+
+
 def test_known_bounds_cost_fewer_releases(tmp_path):
     frame = pl.DataFrame({"a": np.arange(500.0), "b": np.arange(500.0)})
     frame.write_csv(tmp_path / "t.csv")
