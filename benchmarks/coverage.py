@@ -2,7 +2,8 @@
 
 The fits differ in their noise alone. A column is covered if at least 90 % of its intervals,
 coefficient ± 1.96 noise, hold the mean of all fits. `ratio` is the median stated noise over the
-standard deviation of the fits: the least, the median and the largest over the columns.
+standard deviation of the fits: the least, the median and the largest over the columns, and how many
+columns have more than 3.
 """
 
 from __future__ import annotations
@@ -60,6 +61,7 @@ def coverage(request: fitting.FitRequest, fits: int, folder: Path) -> dict[str, 
         "intervals_that_hold": float(inside.mean()),
         "columns_covered": float((inside.mean(axis=0) >= 0.9).mean()),
         "ratio": np.quantile(ratio, [0, 0.5, 1]).tolist(),
+        "ratios_above_3": int(np.count_nonzero(ratio > 3)),
     }
 
 

@@ -43,6 +43,7 @@ from privagrad.queries import calibration, evaluation, moments, second_moments
 from privagrad.queries import columns as queries
 from privagrad.queries.calibration import calibrate, class_shares
 from privagrad.queries.categories import PURPOSE, discover
+from privagrad.queries.curvature import private_curvature
 from privagrad.queries.evaluation import evaluate
 from tests.releases import releases_at
 
@@ -369,6 +370,24 @@ def ask_calibration_of_classes(case, noise, rng, source):
         calibrate(gradients, weights, None, releases_at({"calibration": noise}, source))
 
 
+def ask_curvature(case, noise, rng, source):
+    names = ["logistic", "hinge", "softmax", "multiclass-hinge", "huber", "quantile", "absolute"]
+    loss, outputs, y = pg.Loss(str(rng.choice(names))), 1, case.y
+    if loss.multiclass:
+        outputs = int(rng.integers(2, 5))
+        y = class_numbers(y, outputs)
+    elif not loss.regression:
+        y = 2 * class_numbers(y, 2) - 1
+    weights = rng.standard_normal(outputs * case.X.shape[1]) * 10.0 ** rng.integers(-3, 4)
+    ball = pg.Ellipsoid.ball(weights.size, 10.0 ** rng.uniform(-3, 3))
+    norm, releases = 10.0 ** rng.uniform(-3, 3), releases_at({"curvature": noise}, source)
+    gradients = GlmGradients(loss, case.rows(), y, outputs)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(second_moments, "_SPLIT_FROM", int(rng.choice([0, 10**9])))
+        patch.setattr(second_moments, "_ROWS_PER_SUM", 0)
+        private_curvature(gradients, weights, ball, norm, releases)
+
+
 def ask_class_shares(case, noise, rng, source):
     """Rows that are taken out of a table are left out here: labels are all that is asked for."""
     classes, out = int(rng.integers(2, 12)), np.isnan(case.X).all(axis=1)
@@ -381,8 +400,9 @@ def class_numbers(y: np.ndarray, classes: int) -> np.ndarray:
 
 
 QUESTIONS = [
-    ask_ranges, ask_rare, ask_moments, ask_norms, ask_second_moments, ask_columns, ask_bounded_columns,
-    ask_algorithm3, ask_calibration, ask_calibration_of_classes, ask_class_shares,
+    ask_ranges, ask_rare, ask_moments, ask_norms, ask_second_moments, ask_columns,
+    ask_bounded_columns, ask_algorithm3, ask_calibration, ask_calibration_of_classes, ask_curvature,
+    ask_class_shares,
 ]  # fmt: skip
 
 
@@ -531,8 +551,7 @@ def test_fits_of_neighbouring_tables_stay_within_the_sensitivity(seed):
         )  # fmt: skip
         with quiet():
             plan = plan_fit(problem.facts, 3.0, 1e-3, Choices(steps=3), evaluated=not squares)
-        with recorded(logs[0] if logs else None) as log, pytest.MonkeyPatch.context() as patch:
-            patch.setattr("privagrad.linear.fit.repeated_spread", lambda *_: None)
+        with recorded(logs[0] if logs else None) as log:
             run_fit(problem, plan, plan.releases(random_source(seed)), False)
         logs.append(log)
     assert_neighbours(logs[0], logs[1])

@@ -83,7 +83,8 @@ def test_from_a_file_to_predictions(book):
     assert abs(shown["evaluation"]["score"] - shown["evaluation"]["test"]["accuracy"]) < 0.1
     purposes = [event["purpose"] for event in shown["privacy"]["events"]]
     assert purposes == [
-        "categories", "moments", "row norms", "calibration", "evaluation", "gradients",
+        "categories", "moments", "row norms", "calibration", "evaluation", "curvature",
+        "gradients",
     ]  # fmt: skip
     account = book.account("people")
     assert account.runs[0].state == "finished"

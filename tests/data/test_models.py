@@ -58,6 +58,24 @@ def test_models_of_every_version_open(tmp_path, version):
     assert load_model(tmp_path / "old.model").features == model().features
 
 
+def test_columns_of_too_few_rows_come_last():
+    saved = model()
+    assert saved.measurable.all()  # as in files that do not say it
+    hidden = replace(saved, made={**saved.made, "not_measurable": ["b=ü"]})
+    assert hidden.measurable.tolist() == [True, False, True]
+    effects = np.abs(saved.coef * saved.unit)[0]
+    assert saved.ranking.tolist() == np.argsort(-effects).tolist()
+    first = sorted((0, 2), key=lambda j: -effects[j])
+    assert hidden.ranking.tolist() == [*first, 1]
+
+
+def test_intervals_hold_95_percent_of_the_noise():
+    saved = replace(model(), coef=np.array([[1.0, 2.0, -3.0]]), coef_noise=np.array([[1, 2, 0.0]]))
+    low, high = saved.intervals
+    assert low.tolist() == [[1 - 1.96, 2 - 3.92, -3.0]]
+    assert high.tolist() == [[1 + 1.96, 2 + 3.92, -3.0]]
+
+
 def test_rows_of_other_files_are_in_the_models_columns(tmp_path):
     (tmp_path / "t.csv").write_text("b,a,y\n<x>,1,yes\nü,2,\nother,,no\n")
     saved = replace(model(), schema=model().schema.with_columns([Column("y", "category",

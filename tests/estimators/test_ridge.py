@@ -93,10 +93,10 @@ def test_what_noise_hides_is_shrunk_and_the_rest_is_solved():
     """Along eigenvectors: λ b/(λ² + ρ²)."""
     gram = np.diag([1.0, 1e-6])
     matrix = np.block([[gram, np.array([[0.5], [0.0]])], [np.array([[0.5, 0.0]]), np.ones((1, 1))]])
-    exact = shrunk_solution(SecondMoments(matrix, 1e-12))
+    exact, _ = shrunk_solution(SecondMoments(matrix, 1e-12))
     assert exact == pytest.approx([0.5, 0.0], abs=1e-9)
     noisy = matrix.copy()
     noisy[1, 2] = noisy[2, 1] = 1e-4
-    assert abs(shrunk_solution(SecondMoments(noisy, 0.01))[1]) < 1e-3
-    assert np.linalg.norm(shrunk_solution(SecondMoments(matrix, 10.0))) < 0.01
-    assert np.isfinite(shrunk_solution(SecondMoments(-matrix, 0.1))).all()
+    assert abs(shrunk_solution(SecondMoments(noisy, 0.01))[0][1]) < 1e-3
+    assert np.linalg.norm(shrunk_solution(SecondMoments(matrix, 10.0))[0]) < 0.01
+    assert np.isfinite(shrunk_solution(SecondMoments(-matrix, 0.1))[0]).all()

@@ -148,3 +148,12 @@ def test_norms_far_from_the_guess_are_noise(factor, seen):
     rows = as_rows(np.full((500, 4), factor))
     found = private_norm(rows, np.ones(4), releases_at({"norms": 1.0}), "norms", guess=2.0)
     assert found == pytest.approx(2 * factor if seen else 2.0, rel=0.1)
+
+
+def test_columns_of_too_few_rows_are_not_seen():
+    rng = np.random.default_rng(0)
+    X = np.column_stack([rng.standard_normal((5000, 2)), rng.random((5000, 2)) < 0.3])
+    X = np.column_stack([X, np.arange(5000) < 2, np.zeros(5000)])
+    found = private_ranges(as_rows(X), releases_at({"ranges": 20.0}), "ranges")
+    assert found.seen.tolist() == [True, True, True, True, False, False]
+    assert not private_ranges(as_rows(X), releases_at({"ranges": 1e5}), "ranges").seen.any()

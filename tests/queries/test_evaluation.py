@@ -223,7 +223,7 @@ def test_the_noise_of_coefficients_is_of_the_right_size(calibrated, monkeypatch)
     seeds = range(100, 130)
     fits = [run_fit(problem, plan, plan.releases(random_source(seed)), False) for seed in seeds]
     real = np.std([fit.coef[0] for fit in fits], axis=0, ddof=1)
-    told = np.median([fit.trace.noise[0] for fit in fits if fit.trace], axis=0)
+    told = np.median([fit.noise.coef[0] for fit in fits if fit.noise], axis=0)
     assert (real / told < 2).all()
     assert (real / told > 0.5).all()
 

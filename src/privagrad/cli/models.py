@@ -26,7 +26,7 @@ from privagrad.cli._output import (
     show_table,
 )
 from privagrad.data.encoding import Tally
-from privagrad.data.models import SavedModel, load_model
+from privagrad.data.models import INTERVAL, SavedModel, load_model
 
 ModelFile = Annotated[Path, typer.Argument(help="A model file of privagrad fit.")]
 
@@ -91,13 +91,14 @@ def show(
 ) -> JsonObject:
     """Show a model: coefficients in the original units, scores, and privacy cost.
 
-    The coefficients are sorted by the effect of a typical change of the column. `noise` is the
-    standard deviation of a coefficient over repeated trainings on synthetic rows with independent
-    columns. Coefficients of correlated columns vary more than that.
+    The coefficients are sorted by the effect of a typical change of the column. Coefficient ± the
+    number beside it is a 95 % interval: how far the noise of privacy may have moved it, other rows
+    not counted. Columns of too few rows to be measured come last.
 
     Example: `privagrad show income.model --report report.html`
     """
     fitted = load_model(model)
+    low, high = fitted.intervals
     if report is not None:
         from privagrad.privacy.ledger import Ledger
         from privagrad.report.fit import write_fit_report
@@ -114,7 +115,8 @@ def show(
         "intercept": fitted.intercept.tolist(),
         "coefficients": [
             {"feature": name, "coef": fitted.coef[:, j].tolist(),
-             "noise": fitted.coef_noise[:, j].tolist()}
+             "noise": fitted.coef_noise[:, j].tolist(), "low": low[:, j].tolist(),
+             "high": high[:, j].tolist(), "measurable": bool(fitted.measurable[j])}
             for j, name in enumerate(fitted.features)
         ],
         "privacy": fitted.privacy,
@@ -150,18 +152,19 @@ def scores(model: SavedModel) -> Iterator[str]:
 
 def _show(model: SavedModel, everything: bool) -> None:
     names = model.classes if model.coef.shape[0] > 1 and model.classes else [""]
-    effects = np.abs(model.coef * model.unit).max(axis=0)
-    order = np.argsort(-effects)
+    order, measurable = model.ranking, model.measurable
     shown = order if everything else order[:20]
-    columns = ["feature", *(f"coefficient {n}".strip() for n in names), "noise", "typical change"]
+    columns = ["feature", *(f"coefficient {n}".strip() for n in names), "± 95%", "typical change"]
+    reach = INTERVAL * model.coef_noise.max(axis=0)
     rows = [
         (model.features[j], *(f"{c:.4g}" for c in model.coef[:, j]),
-         f"{model.coef_noise[:, j].max():.2g}", f"{model.unit[j]:.4g}")
+         f"{reach[j]:.2g}", f"{model.unit[j]:.4g}" if measurable[j] else "not measurable")
         for j in shown
     ]  # fmt: skip
     show_table(f"{model.loss} on {model.made['table']}", columns, rows)
     if model.classes and model.coef.shape[0] == 1:
         say(f"Positive coefficients raise the probability of {model.classes[1]}.")
+    say("Coefficient ± the number beside it: 95 % intervals of the noise that privacy added.")
     if len(shown) < len(order):
         say(f"{len(order) - len(shown)} more coefficients: give --all to show them.")
     say(f"Intercept: {', '.join(f'{value:.4g}' for value in model.intercept)}")

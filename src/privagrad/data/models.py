@@ -25,6 +25,9 @@ from privagrad.data.schema import Kind, Schema, as_values, from_values
 from privagrad.data.tables import Rows
 from privagrad.privacy.events import relation_named
 
+INTERVAL = 1.96
+"""Half the length of a 95 % interval, in standard deviations of the noise."""
+
 FORMAT, VERSION = "privagrad-model", 1
 _ARRAYS = ("coef", "intercept", "coef_noise", "intercept_noise", "centre", "unit", "scale")
 
@@ -51,7 +54,7 @@ class SavedModel:
         What the rows said of it, privately; and what a test table said, exactly.
     coef, intercept : arrays of shape (k, d) and (k,)
     coef_noise, intercept_noise : arrays of the same shapes
-        How much of them is noise, in standard deviations, if columns are independent.
+        How much of them is noise, in standard deviations.
     centre, unit, scale : arrays of shape (d,)
         What was learned of the columns, and the ellipsoid's scale in columns divided by their unit.
     """
@@ -84,6 +87,24 @@ class SavedModel:
                 f"Expected a table with the columns of {self.made['table']}, found {path.name}."
             )
         return chunks(path, self.schema, target=target, tally=tally)
+
+    @property
+    def measurable(self) -> NDArray[np.bool_]:
+        """Which columns had rows enough to show their scale; others have a guess."""
+        hidden = set(self.made.get("not_measurable", []))
+        return np.array([name not in hidden for name in self.features], dtype=bool)
+
+    @property
+    def ranking(self) -> NDArray[np.int64]:
+        """The columns, the largest effects first; those that are not measurable last."""
+        effects = np.abs(self.coef * self.unit).max(axis=0)
+        return np.lexsort((-effects, ~self.measurable))
+
+    @property
+    def intervals(self) -> NDArray[np.float64]:
+        """Ends of the 95 % intervals of all coefficients, of shape (2, k, d)."""
+        reach = INTERVAL * self.coef_noise
+        return np.stack([self.coef - reach, self.coef + reach])
 
     def margins(self, X: Any) -> NDArray[np.float64]:
         return np.asarray(X @ self.coef.T + self.intercept, dtype=np.float64)

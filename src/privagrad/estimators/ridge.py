@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from privagrad._internal import validate
 from privagrad.estimators._tables import BoundsLike, Table
 from privagrad.estimators.linear import PrivateLinearRegressor
-from privagrad.linear import BY_GRADIENTS, Problem, Solver
+from privagrad.linear import BY_GRADIENTS, LinearModel, Problem, Solver
 from privagrad.privacy.noise import Noise, RandomState
 
 SOLVERS = ("auto", "moments", "gradients")
@@ -31,9 +35,17 @@ class PrivateRidge(PrivateLinearRegressor):
     ----------
     solver : {"auto", "moments", "gradients"}
         How squared errors are minimised.
+
+    Attributes
+    ----------
+    coef_noise_, intercept_noise_ : array of shape (d,) and float, or None
+        With "moments", the standard deviations of the noise in the coefficients and the
+        intercept; with "gradients" None.
     """
 
     solver: Solver
+    coef_noise_: NDArray[np.float64] | None
+    intercept_noise_: float | None
     _loss = BY_GRADIENTS
 
     def __init__(
@@ -44,6 +56,12 @@ class PrivateRidge(PrivateLinearRegressor):
         noise: Noise = "gaussian",
     ) -> None:  # fmt: skip
         self._assign(locals())
+
+    def _keep(self, model: LinearModel, labels: NDArray[Any]) -> None:
+        super()._keep(model, labels)
+        found = model.noise
+        self.coef_noise_ = None if found is None else found.coef[0]
+        self.intercept_noise_ = None if found is None else float(found.intercept[0])
 
     def _pose(self, table: Table) -> Problem:
         validate.choice("solver", self.solver, SOLVERS)

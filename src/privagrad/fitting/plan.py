@@ -136,8 +136,8 @@ def prepare(request: FitRequest) -> PreparedFit:
     require_enough_rows(table, first, request.epsilon)
     warn_if_hopeless(table.n, request.epsilon, first.relative_noise)
     # The number of columns may change when categories are known, the releases must not.
-    size, entries, rare = first.batches.batch_size, facts.entries, facts.rare
-    choices = replace(request.choices, batch_size=size, entries=entries, rare=rare)
+    size = first.batches.batch_size
+    choices = replace(request.choices, batch_size=size, first=facts)
     privacy = first.privacy
     return PreparedFit(request, table, test, loss, delta, choices, privacy, account, content)
 

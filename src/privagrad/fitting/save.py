@@ -14,7 +14,7 @@ from privagrad.data.models import SavedModel, save_model
 from privagrad.data.tables import Table
 from privagrad.fitting.notes import column_notes
 from privagrad.fitting.plan import PreparedFit
-from privagrad.linear import METHOD, LinearModel, Plan
+from privagrad.linear import METHOD, LinearModel, Plan, Trace
 from privagrad.privacy.accounting import PrivacyReport
 from privagrad.privacy.codec import as_json
 
@@ -49,7 +49,7 @@ def save(job: PreparedFit, fitted: FittedTable, out: Path) -> SavedModel:
 
 def _saved(job: PreparedFit, fitted: FittedTable) -> SavedModel:
     model, trace, schema = fitted.model, fitted.model.trace, fitted.table.schema
-    if trace is None:
+    if trace is None or model.noise is None:
         raise RuntimeError("Expected a private fit with its evaluation, found none.")
     names = fitted.table.encoding.names
     regression = fitted.table.target.kind == "number"
@@ -59,16 +59,25 @@ def _saved(job: PreparedFit, fitted: FittedTable) -> SavedModel:
         None if regression else list(fitted.table.target.categories),
         None if schema.libsvm else schema,
         {**_privacy(model.privacy), "public": job.public},
-        _made(job, fitted, trace.ellipsoid.radius),
+        {**_made(job, fitted, trace.ellipsoid.radius), "not_measurable": _hidden(fitted, trace)},
         _without_nan({**asdict(trace.evaluation), "factor": trace.factor}),
         model.coef,
         model.intercept,
-        trace.noise,
-        trace.intercept_noise,
+        model.noise.coef,
+        model.noise.intercept,
         trace.columns.centre,
         trace.columns.unit,
         trace.ellipsoid.scale[: len(names)],
     )
+
+
+def _hidden(fitted: FittedTable, trace: Trace) -> list[str]:
+    """The columns of too few rows to show their scale."""
+    seen = trace.columns.seen
+    if seen is None:
+        return []
+    pairs = zip(fitted.table.encoding.names, seen.tolist(), strict=True)
+    return [name for name, shown in pairs if not shown]
 
 
 def with_scores(model: SavedModel, table: Table, path: Path) -> SavedModel:

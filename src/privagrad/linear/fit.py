@@ -18,7 +18,14 @@ from privagrad.glm.rows import DenseRows, SparseRows
 from privagrad.linear import recipe
 from privagrad.linear.least_squares import Solver, fit_squares
 from privagrad.linear.plan import Plan, PublicFacts
-from privagrad.linear.repeats import MadeUpRows, repeated_spread
+from privagrad.linear.uncertainty import (
+    CoefficientNoise,
+    NoisySteps,
+    coefficient_noise,
+    curvature_is_affordable,
+    largest_variances,
+    weight_covariance,
+)
 from privagrad.methods import Setting
 from privagrad.methods.loop import train
 from privagrad.privacy.accounting import PrivacyReport
@@ -26,6 +33,7 @@ from privagrad.privacy.releases import Releases
 from privagrad.queries import moments
 from privagrad.queries.calibration import Calibration, calibrate, class_shares
 from privagrad.queries.columns import Share, private_norm
+from privagrad.queries.curvature import CURVATURE, private_curvature
 from privagrad.queries.evaluation import EVALUATION, Evaluation, evaluate
 from privagrad.queries.moments import ColumnQueries, Columns
 
@@ -120,9 +128,6 @@ class Trace:
         What was learned of the columns.
     ellipsoid : Ellipsoid
         The set that gradients of standardised columns were bounded to.
-    noise, intercept_noise : arrays
-        The standard deviation of the noise in the coefficients: over repeated trainings on
-        made-up rows; for very many columns, the sum of all steps' noise, an upper bound.
     evaluation : Evaluation
         How well the rows are fitted.
     factor : float
@@ -131,21 +136,23 @@ class Trace:
 
     columns: Columns
     ellipsoid: Ellipsoid
-    noise: NDArray[np.float64]
-    intercept_noise: Vector
     evaluation: Evaluation
     factor: float
 
 
 @dataclass(frozen=True)
 class LinearModel:
-    """In original units: margins are X @ coef + intercept; `unit` is that of the target."""
+    """In original units: margins are X @ coef + intercept; `unit` is that of the target.
+
+    `noise` is known of evaluated fits, and of those from second moments.
+    """
 
     coef: NDArray[np.float64]
     intercept: Vector
     unit: float
     privacy: PrivacyReport
     trace: Trace | None = None
+    noise: CoefficientNoise | None = None
 
 
 @dataclass(frozen=True)
@@ -184,8 +191,7 @@ def run_fit(
         scale = np.ones(task.gradients.rows.shape[1])
         norm = private_norm(task.gradients.rows, scale, releases, moments.NORMS.purpose, guess=norm)
     if plan.from_moments or (problem.squares and plan.privacy.unprotected):
-        weights = fit_squares(task.gradients.rows, task.gradients.targets, norm, releases)
-        return LinearModel(*task.original(weights), task.unit, releases.report())
+        return _from_moments(task, norm, releases)
     if not plan.privacy.unprotected:
         ellipsoid = Ellipsoid.ball(dim, plan.radius * problem.loss.lipschitz * norm)
         noise = plan.privacy.noise_multiplier * ellipsoid.radius / plan.batches.batch_size
@@ -209,18 +215,42 @@ def run_fit(
         observer=path.record if path else None, progress=progress,
     )  # fmt: skip
     found = _calibration(problem, task.gradients, result.last, class_weights, releases)
-    trace, factor, shifts = None, found.factor, found.shifts
+    trace, spread, factor, shifts = None, None, found.factor, found.shifts
     if path and ellipsoid:
         points = [(step, _moved(problem, factor * point, shifts)) for step, point in path.points]
         asked = evaluate(task.gradients, ellipsoid, points, problem.left_out, releases)
-        made_up = MadeUpRows(problem.loss, task.columns, problem.groups, problem.intercept)
-        spread = repeated_spread(made_up, recipe.METHOD, setting, result.last)
-        if spread is None:
-            spread = np.sqrt(path.gains) * setting.noise_std
-        spread = np.hypot(factor * spread, found.factor_noise * result.last)
-        trace = _trace(task, ellipsoid, asked, spread, found)
+        trace = Trace(task.columns, ellipsoid, asked, factor)
+        covariance = _covariance(task, setting, ellipsoid, result.last, norm, releases)
+        weights = result.last.reshape(problem.outputs, -1)
+        spread = coefficient_noise(covariance, weights, task.columns, task.unit, found)
     coef, intercept = task.original(_moved(problem, factor * result.last, shifts))
-    return LinearModel(coef, intercept, task.unit, releases.report(), trace)
+    return LinearModel(coef, intercept, task.unit, releases.report(), trace, spread)
+
+
+def _from_moments(task: _Standardized, norm: float, releases: Releases) -> LinearModel:
+    """The model of least squares from second moments."""
+    gradients = task.gradients
+    weights, covariance = fit_squares(gradients.rows, gradients.targets, norm, releases)
+    spread = coefficient_noise(covariance, weights[None], task.columns, task.unit)
+    coef, intercept = task.original(weights)
+    return LinearModel(coef, intercept, task.unit, releases.report(), noise=spread)
+
+
+def _covariance(
+    task: _Standardized, setting: Setting, ellipsoid: Ellipsoid, weights: Vector, norm: float,
+    releases: Releases,
+) -> NDArray[np.float64]:  # fmt: skip
+    """The covariance of the trained weights; for very many, bounds on their variances."""
+    steps = NoisySteps.of(setting)
+    # Categories that are discovered may be more than the plan expected.
+    affordable = curvature_is_affordable(setting.batches.n_examples, weights.size)
+    if CURVATURE.purpose in releases.plan and affordable:
+        found = private_curvature(task.gradients, weights, ellipsoid, norm, releases)
+        return weight_covariance(steps, found)
+    outputs = task.gradients.outputs
+    moments = np.ones(weights.size // outputs)
+    moments[: task.columns.moments.size] = task.columns.moments
+    return largest_variances(steps, moments, outputs)
 
 
 def _class_weights(problem: Problem, releases: Releases) -> Vector | None:
@@ -284,34 +314,15 @@ def _standardize(problem: Problem, releases: Releases) -> _Standardized:
     return _Standardized(gradients, columns, centre, unit)
 
 
-def _trace(
-    task: _Standardized,
-    ellipsoid: Ellipsoid,
-    asked: Evaluation,
-    spread: Vector,
-    calibration: Calibration,
-) -> Trace:
-    columns, dim = task.columns, task.columns.unit.size
-    noises = spread.reshape(task.gradients.outputs, -1) * task.unit
-    coef_noise = noises[:, :dim] / columns.unit
-    squares = np.square(coef_noise) @ np.square(columns.centre)
-    squares += np.square(noises[:, dim:]).sum(axis=1) + calibration.shift_noise**2
-    return Trace(columns, ellipsoid, coef_noise, np.sqrt(squares), asked, calibration.factor)
-
-
 class _Path:
-    """An observer of the training: some iterates, and how far gradients moved the point."""
+    """An observer of the training: some iterates."""
 
     def __init__(self, steps: int, start: Vector) -> None:
         stops = np.linspace(0, steps, min(_CHECKPOINTS, steps) + 1)
         self.stops = set(np.rint(stops).astype(int).tolist())
         self.points = [(0, start.copy())]
-        self.gains = np.zeros_like(start)
 
     def record(self, step: int, before: Vector, x: Vector, gradient: Vector) -> None:
-        # All kinds of step move a coordinate by a multiple of its gradient.
-        moved = np.divide(before - x, gradient, out=np.zeros_like(x), where=gradient != 0)
-        self.gains += np.square(moved)
         if step in self.stops:
             self.points.append((step, x.copy()))
 

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from privagrad._internal.validate import Vector
 from privagrad.glm.losses import Loss
 from privagrad.glm.rows import DenseRows, SparseRows
+from privagrad.linear.uncertainty import solution_covariance
 from privagrad.privacy.releases import Releases
 from privagrad.queries.second_moments import (
     SecondMoments,
@@ -43,8 +44,10 @@ def moments_are_better(n: int, dim: int, noise_multiplier: float) -> bool:
 
 def fit_squares(
     rows: DenseRows | SparseRows, targets: Vector, norm: float, releases: Releases
-) -> Vector:
-    """The weights of standardised columns; without privacy, those of least squares.
+) -> tuple[Vector, NDArray[np.float64]]:
+    """The weights of standardised columns and the covariance that noise gives them.
+
+    Without privacy the weights are those of least squares, without noise.
 
     Parameters
     ----------
@@ -58,15 +61,18 @@ def fit_squares(
         What pays for the second moments.
     """
     if releases.plan.unprotected:
-        return _solved(exact_second_moments(rows.matrix, targets))
+        exact = _solved(exact_second_moments(rows.matrix, targets))
+        return exact, np.zeros((exact.size, exact.size))
     noise = releases.plan.noise_multiplier * rows.shape[1] / rows.shape[0]
     factor = max(_LEAST_RADIUS, _RADIUS * math.sqrt(min(1.0, _SMALL / noise)))
     radius = factor * math.hypot(norm, 1.0)
     return shrunk_solution(private_second_moments(rows, targets, radius, releases))
 
 
-def shrunk_solution(found: SecondMoments) -> Vector:
+def shrunk_solution(found: SecondMoments) -> tuple[Vector, NDArray[np.float64]]:
     """Weights of the noisy normal equations A w = b, shrunk where noise hides them.
+
+    With them comes their covariance over other noise.
 
     With E the noise in A and e that in b, A w - b has the noise E w - e, of the same variance
     noise² (1 + ‖w‖²) in every direction, whatever A is. For weights of mean square τ² in every
@@ -79,12 +85,17 @@ def shrunk_solution(found: SecondMoments) -> Vector:
     values, vectors = np.linalg.eigh(positive[:-1, :-1])
     along = vectors.T @ positive[:-1, -1]
     squares, size = 1.0, values.size
-    weights = np.zeros(size)
+    weights, shrinkage = np.zeros(size), 0.0
     for _ in range(_ROUNDS):
         shrinkage = found.noise**2 * size * (1 + squares) / squares
         weights = values * along / (np.square(values) + shrinkage)
         squares = max(float(weights @ weights), _LEAST_GAIN)
-    return np.asarray(vectors @ weights)
+    # The noise in an eigenvalue may hide the one that lets through most.
+    doubt = found.noise * math.sqrt(size)
+    worst = np.clip(math.sqrt(shrinkage), np.maximum(values - doubt, 0.0), values + doubt)
+    inverse = (vectors * (worst / (np.square(worst) + shrinkage))) @ vectors.T
+    solution = np.asarray(vectors @ weights)
+    return solution, solution_covariance(found, solution, inverse)
 
 
 def _solved(moments: NDArray[np.float64]) -> Vector:

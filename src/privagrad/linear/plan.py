@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from privagrad._internal import validate
 from privagrad.linear import least_squares, recipe
 from privagrad.linear.least_squares import Solver
+from privagrad.linear.uncertainty import curvature_is_affordable
 from privagrad.privacy.accounting import PrivacyPlan
 from privagrad.privacy.events import Event, GaussianEvent, training_event
 from privagrad.privacy.noise import RandomSource
@@ -17,6 +18,7 @@ from privagrad.privacy.sampling import Batches
 from privagrad.queries import moments
 from privagrad.queries.calibration import CALIBRATION, CLASS_SHARES
 from privagrad.queries.columns import Share, query_events
+from privagrad.queries.curvature import CURVATURE
 from privagrad.queries.evaluation import EVALUATION
 from privagrad.queries.moments import ColumnQueries
 from privagrad.queries.second_moments import PURPOSE as SECOND_MOMENTS
@@ -71,10 +73,15 @@ class PublicFacts:
         many = self.columns >= recipe.MANY_COLUMNS
         return many and not self.sparse and not self.bounded
 
-    def queries(self, entries: int, rare: bool, epsilon: float, delta: float) -> list[Share]:
-        """The queries before and after the training, over all rows of so many entries."""
-        asked = ((self.column_queries, entries), (self.target_queries, 1), (moments.NORMS, 1))
-        shares = [moments.RARE] * rare
+    @property
+    def curved(self) -> bool:
+        """Whether an evaluated fit releases the curvature of the loss, for the noise in weights."""
+        return curvature_is_affordable(self.n, self.dim)
+
+    def queries(self, epsilon: float, delta: float) -> list[Share]:
+        """The queries before and after the training, over all rows."""
+        asked = ((self.column_queries, self.entries), (self.target_queries, 1), (moments.NORMS, 1))
+        shares = [moments.RARE] * self.rare
         for one, size in asked:
             if isinstance(one, Share):
                 shares.append(one)
@@ -87,20 +94,18 @@ class PublicFacts:
 class Choices:
     """What users may set instead of the recipe.
 
-    `entries` of a row, and whether `rare` columns are asked once more, are set where the plan must
-    not depend on columns that are found later.
+    `first` are the facts that the releases are planned for, where columns are found later.
     """
 
     steps: int | None = None
     batch_size: int | None = None
     step_size: float | None = None
     radius: float | None = None
-    entries: int | None = None
-    rare: bool | None = None
+    first: PublicFacts | None = None
 
     def __post_init__(self) -> None:
         # Products of NumPy's small integers wrap around.
-        for name in ("steps", "batch_size", "entries"):
+        for name in ("steps", "batch_size"):
             if (value := getattr(self, name)) is not None:
                 object.__setattr__(self, name, validate.integer(name, value))
 
@@ -115,7 +120,7 @@ class Plan:
         How many steps there are, and how each draws its rows.
     privacy : PrivacyPlan
         What will be released, by purpose; with an event for `EVALUATION` the model is evaluated
-        on the rows at the end.
+        on the rows at the end, and with one for `CURVATURE` its noise is stated well.
     delta : float
         The delta of the report.
     relative_noise : float
@@ -169,9 +174,9 @@ def plan_fit(
     batches = recipe.batches(facts.n, facts.dim, facts.sparse, choices.steps, choices.batch_size)
     privacy, noise = PrivacyPlan((), unprotected=True), 0.0
     if not math.isinf(epsilon):
-        entries = facts.entries if choices.entries is None else choices.entries
-        rare = facts.rare if choices.rare is None else choices.rare
-        shares = [*facts.queries(entries, rare, epsilon, delta), *[EVALUATION] * evaluated]
+        asked = choices.first or facts
+        shares = [*asked.queries(epsilon, delta), *[EVALUATION] * evaluated]
+        shares += [CURVATURE] * (evaluated and asked.curved)
         others = [*other_events, *_affordable(shares, epsilon, delta)]
         event = training_event(batches)
         if facts.squares and not evaluated:

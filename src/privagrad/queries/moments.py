@@ -90,7 +90,8 @@ class Columns:
 
     `moments` are E[((a_j - centre_j)/unit_j)²]. `varied` tells columns whose entries that are not 0
     differ from indicators, which are 0 or one value. Where noise hides all scales, nothing is
-    `found`: units are so large that nothing is left of the columns.
+    `found`: units are so large that nothing is left of the columns. `seen` tells columns whose own
+    entries showed their scale; None: all of them.
     """
 
     centre: Vector
@@ -98,6 +99,7 @@ class Columns:
     moments: Vector
     varied: NDArray[np.bool_]
     found: bool = True
+    seen: NDArray[np.bool_] | None = None
 
 
 def private_moments(rows: Table, releases: Releases) -> Vector:
@@ -122,7 +124,8 @@ def private_columns(
     ranges, (means, squares, floor) = _ranges_and_moments(rows, queries, releases, limits)
     dim = means.size
     if not ranges.found:
-        return Columns(np.zeros(dim), ranges.scale, np.zeros(dim), ranges.levels > 1, found=False)
+        zeros, none = np.zeros(dim), ranges.seen
+        return Columns(zeros, ranges.scale, zeros, ranges.levels > 1, found=False, seen=none)
     varied = (ranges.levels > 1) & ~ranges.indicators
     share = np.clip(ranges.share, floor, 1.0)
     size = _entry_size(squares, ranges.share, floor)
@@ -164,7 +167,8 @@ def private_columns(
         small = ~varied | (share <= _DENSE)
         unit = np.where(small, unit * np.sqrt(np.clip(deviation / unit, _LEAST_SPREAD, 1.0)), unit)
     # Noise may show a deviation beyond the size of the entries.
-    return Columns(centre, unit, np.minimum(np.square(deviation / unit), _COMMON), varied)
+    moments = np.minimum(np.square(deviation / unit), _COMMON)
+    return Columns(centre, unit, moments, varied, seen=ranges.seen)
 
 
 def _ranges_and_moments(

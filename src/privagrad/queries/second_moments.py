@@ -1,4 +1,4 @@
-"""The second moments of all rows together, E[v vᵀ], in one private query."""
+"""The second moments of all rows together, E[v vᵀ] or E[F ⊗ v vᵀ], in one private query."""
 
 from __future__ import annotations
 
@@ -44,12 +44,14 @@ class SecondMoments:
 
 
 def private_second_moments(
-    rows: Table, targets: Vector, radius: float, releases: Releases, purpose: str = PURPOSE
-) -> SecondMoments:
+    rows: Table, targets: Vector, radius: float, releases: Releases, purpose: str = PURPOSE,
+    factors: Vector | None = None,
+) -> SecondMoments:  # fmt: skip
     """E[v vᵀ] of v = (a, y), the row and its target, shrunk to norm at most `radius`.
 
     A row that is shrunk counts with the weight (radius/‖v‖)². Rows that are not finite, or whose
-    target is not, count as zeros.
+    target is not, count as zeros. With `factors` it is E[F ⊗ v vᵀ], and ‖F‖ ‖v‖² is shrunk to at
+    most radius².
 
     Parameters
     ----------
@@ -63,21 +65,24 @@ def private_second_moments(
         What pays for the query.
     purpose : str
         The event of the plan.
+    factors : array of shape (n, k, k), optional
+        A symmetric matrix F for each row, which depends on that row and earlier releases alone.
 
     Guarantees
     ----------
-    One Gaussian release for the purpose. A row gives the upper triangle of v vᵀ/radius², entries
-    off the diagonal times sqrt(2), so that its Euclidean norm is that of the matrix, ‖v‖²/radius²,
-    at most 1.
+    One Gaussian release for the purpose. A row gives the upper triangle of F ⊗ v vᵀ/radius²,
+    entries off the diagonal times sqrt(2), so that its Euclidean norm is that of the matrix,
+    ‖F‖ ‖v‖²/radius², at most 1.
     """
     n, dim = rows.shape
-    size = dim + (targets.size > 0)
+    factors = np.ones((n, 1, 1)) if factors is None else np.ascontiguousarray(factors)
+    size = factors.shape[1] * (dim + (targets.size > 0))
     mechanism = GaussianSum(size * (size + 1) // 2, releases.noise_for(purpose), n)
     total, first = mechanism.sum(), 0
     for part in rows.parts():
         last = first + part.starts.size - 1
         column = np.ascontiguousarray(targets[first:last], dtype=np.float64)
-        total.add_by(_add_by_threads, part, column, size, 1.0 / radius)
+        total.add_by(_add_by_threads, part, column, factors[first:last], size, 1.0 / radius)
         first = last
     released = mechanism.release(total, releases.source)
     matrix = np.empty((size, size))
@@ -98,18 +103,19 @@ def exact_second_moments(matrix: Any, targets: Vector) -> NDArray[np.float64]:
 
 
 def _add_by_threads(
-    units: Vector, per_unit: float, limit: float, table: FlatRows, targets: Vector, size: int,
-    factor: float,
+    units: Vector, per_unit: float, limit: float, table: FlatRows, targets: Vector,
+    factors: Vector, size: int, scale: float,
 ) -> tuple[int, int]:  # fmt: skip
     data, indices, starts, dense = table
     count = starts.size - 1
     if count * units.size < _SPLIT_FROM or count < _ROWS_PER_SUM * _PARTS:
-        return _add_outer(units, per_unit, limit, table, targets, size, factor)
+        return _add_outer(units, per_unit, limit, table, targets, factors, size, scale)
 
     def add_part(partial: Vector, edges: tuple[int, int]) -> tuple[int, int]:
         low, high = edges
         rows = FlatRows(data, indices, starts[low : high + 1], dense)
-        return _add_outer(partial, per_unit, limit, rows, targets[low:high], size, factor)
+        part = targets[low:high], factors[low:high]
+        return _add_outer(partial, per_unit, limit, rows, *part, size, scale)
 
     with pool_of() as pool:
         return add_parts(units, add_part, _cuts(count), pool)
@@ -121,39 +127,53 @@ def _cuts(count: int) -> Iterator[tuple[int, int]]:
 
 @kernel()
 def _add_outer(
-    total: Vector, per_unit: float, limit: float, table: FlatRows, targets: Vector, size: int,
-    factor: float,
+    total: Vector, per_unit: float, limit: float, table: FlatRows, targets: Vector,
+    factors: Vector, size: int, scale: float,
 ) -> tuple[int, int]:  # fmt: skip
     data, indices, starts, dense = table
-    values, places = np.empty(size), np.empty(size, np.int64)
+    outputs = factors.shape[1]
+    width = size // outputs
+    values, places = np.empty(width), np.empty(width, np.int64)
     clipped = nonfinite = 0
     for i in range(starts.size - 1):
         first = starts[i] if dense else 0
         count = 0
         squares = 0.0
         for k in range(starts[i], starts[i + 1]):
-            value = np.float64(data[k]) * factor
+            value = np.float64(data[k]) * scale
             if value != 0.0:
                 values[count], places[count] = value, indices[k - first]
                 squares += value * value
                 count += 1
         if targets.size > 0:
-            value = targets[i] * factor
-            values[count], places[count] = value, size - 1
+            value = targets[i] * scale
+            values[count], places[count] = value, width - 1
             squares += value * value
             count += 1
+        weight = 0.0
+        for c in range(outputs):
+            for e in range(outputs):
+                weight += factors[i, c, e] ** 2
+        squares *= math.sqrt(weight)
         if not math.isfinite(squares):
             nonfinite += 1
             continue
+        if squares == 0.0:
+            continue
         clipped += squares > limit
         shrink = per_unit if squares <= limit else per_unit * limit / squares
-        for p in range(count):
-            j = places[p]
-            # The place of (j, j) in the upper triangle, row by row.
-            start = j * size - j * (j - 1) // 2 - j
-            value = values[p] * shrink
-            total[start + j] += np.rint(value * values[p])
-            value *= _SQRT2
-            for q in range(p + 1, count):
-                total[start + places[q]] += np.rint(value * values[q])
+        for c in range(outputs):
+            for p in range(count):
+                j = c * width + places[p]
+                # The place of (j, j) in the upper triangle, row by row.
+                start = j * size - j * (j - 1) // 2 - j
+                value = values[p] * shrink * factors[i, c, c]
+                total[start + j] += np.rint(value * values[p])
+                value *= _SQRT2
+                for q in range(p + 1, count):
+                    total[start + c * width + places[q]] += np.rint(value * values[q])
+                for e in range(c + 1, outputs):
+                    value = values[p] * shrink * factors[i, c, e] * _SQRT2
+                    for q in range(count):
+                        total[start + e * width + places[q]] += np.rint(value * values[q])
     return clipped, nonfinite

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from privagrad.data.models import SavedModel
+from privagrad.data.models import INTERVAL, SavedModel
 from privagrad.privacy.ledger import Account
 from privagrad.report.charts import Kind, Series, bar_chart, gauge, line_chart
 from privagrad.report.page import Banner, Block, Card, Cell, Chart, Figure, Table, Text, write_page
@@ -152,17 +152,19 @@ def _coefficients(model: SavedModel) -> Figure:
     noise = model.coef_noise * model.unit
     row = np.abs(effects).argmax(axis=0)
     columns = np.arange(effects.shape[1])
-    effect, error = effects[row, columns], 2 * noise[row, columns]
-    order = np.argsort(-np.abs(effect))[:_BARS]
+    effect, error = effects[row, columns], INTERVAL * noise[row, columns]
+    order = model.ranking[: min(_BARS, max(int(model.measurable.sum()), 1))]
     names = [model.features[j] for j in order]
     if len(model.intercept) > 1 and model.classes:
         names = [f"{model.features[j]} ({model.classes[row[j]]})" for j in order]
     chart = bar_chart(names, effect[order], error[order], x_label="effect of a typical change")
     caption = (
-        "Coefficients times the learned units of the columns, the largest first. Whiskers are ±2 "
-        "standard deviations over repeated trainings on synthetic rows with independent columns. "
-        "Coefficients of correlated columns vary more than that."
+        "Coefficients times the learned units of the columns, the largest first. Whiskers are 95 % "
+        "intervals: how far the noise of privacy may have moved a coefficient. That other rows "
+        "would give other coefficients is not counted."
     )
+    if hidden := int((~model.measurable).sum()):
+        caption += f" Not measurable, because too few rows have them: {hidden} columns."
     if model.classes and len(model.intercept) == 1:
         caption = f"Positive values raise the probability of {model.classes[1]}. {caption}"
     return Figure("Coefficients", chart, caption)
@@ -204,13 +206,14 @@ def _events(model: SavedModel) -> Table:
 
 def _all_coefficients(model: SavedModel) -> Table:
     names = model.classes if len(model.intercept) > 1 and model.classes else [""]
-    columns = ["feature", *(f"coefficient {name}".strip() for name in names), "noise", "centre"]
+    columns = ["feature", *(f"coefficient {name}".strip() for name in names), "95 %: ±", "centre"]
+    measurable, reach = model.measurable, INTERVAL * model.coef_noise.max(axis=0)
     rows: list[list[Cell]] = [
-        [feature, *model.coef[:, j].tolist(), float(model.coef_noise[:, j].max()),
-         float(model.centre[j]), float(model.unit[j])]
-        for j, feature in enumerate(model.features)
+        [model.features[j], *model.coef[:, j].tolist(), float(reach[j]), float(model.centre[j]),
+         float(model.unit[j]) if measurable[j] else "not measurable"]
+        for j in model.ranking
     ]  # fmt: skip
-    constant = [*model.intercept.tolist(), float(model.intercept_noise.max()), 0.0, 1.0]
+    constant = [*model.intercept.tolist(), INTERVAL * float(model.intercept_noise.max()), 0.0, 1.0]
     rows.append(["(intercept)", *constant])
     return Table("All coefficients, in original units", (*columns, "unit"), rows, collapsed=True)
 
