@@ -87,6 +87,14 @@ def test_doubt_makes_too_small_statements_rare(std):
     assert np.mean(np.array(stated) > 0.85 * exact) > 0.95
 
 
+def test_doubt_widens_little_where_the_curvature_is_clear():
+    rng = np.random.default_rng(7)
+    exact = weight_covariance(STEPS, SecondMoments(0.2 * np.eye(8), 0.0))[0, 0]
+    found = SecondMoments(0.2 * np.eye(8) + symmetric_noise(8, 0.01, rng), 0.01)
+    ratio = np.sqrt(np.diag(weight_covariance(STEPS, found)) / exact)
+    assert np.median(ratio) < 1.3
+
+
 def test_sampled_rows_add_their_variance():
     """All of it, along the directions of the gradients, whose second moments curvature follows."""
     steps = NoisySteps(STEPS.sizes, 0.0, sampling=0.5)
