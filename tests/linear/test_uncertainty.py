@@ -202,9 +202,10 @@ def test_without_the_curvature_the_noise_of_all_steps_is_stated():
     problem = Problem(Loss("logistic"), as_rows(X), targets_of(Loss("logistic"), margins, rng)[0])
     stated = {}
     for curved in (True, False):
-        plan = plan_fit(
-            problem.facts, 1.0, 1e-5, Choices(steps=20, curvature=curved), evaluated=True
-        )
+        # As if there were so many columns to begin with.
+        first = replace(problem.facts, columns=2 if curved else 10_000)
+        choices = Choices(steps=20, first=first)
+        plan = plan_fit(problem.facts, 1.0, 1e-5, choices, evaluated=True)
         assert (CURVATURE.purpose in plan.privacy) == curved
         model = run_fit(problem, plan, plan.releases(random_source(0)), False)
         assert model.noise is not None

@@ -78,6 +78,10 @@ class PublicFacts:
         """Whether an evaluated fit releases the curvature of the loss, for the noise in weights."""
         return curvature_is_affordable(self.n, self.dim)
 
+    def as_wide_as(self, other: PublicFacts) -> PublicFacts:
+        """These facts with the columns and outputs of others."""
+        return replace(self, columns=other.columns, outputs=other.outputs, sparse=other.sparse)
+
     def queries(self, epsilon: float, delta: float) -> list[Share]:
         """The queries before and after the training, over all rows."""
         asked = ((self.column_queries, self.entries), (self.target_queries, 1), (moments.NORMS, 1))
@@ -94,7 +98,7 @@ class PublicFacts:
 class Choices:
     """What users may set instead of the recipe.
 
-    `first` are the facts that the releases are planned for, where columns are found later.
+    `first` are the facts before columns and classes were found, which the plan must not depend on.
     """
 
     steps: int | None = None
@@ -174,7 +178,7 @@ def plan_fit(
     batches = recipe.batches(facts.n, facts.dim, facts.sparse, choices.steps, choices.batch_size)
     privacy, noise = PrivacyPlan((), unprotected=True), 0.0
     if not math.isinf(epsilon):
-        asked = choices.first or facts
+        asked = facts if choices.first is None else facts.as_wide_as(choices.first)
         shares = [*asked.queries(epsilon, delta), *[EVALUATION] * evaluated]
         shares += [CURVATURE] * (evaluated and asked.curved)
         others = [*other_events, *_affordable(shares, epsilon, delta)]
