@@ -26,11 +26,11 @@ from privagrad.privacy.releases import Releases
 from privagrad.queries import moments
 from privagrad.queries.calibration import Calibration, calibrate, class_shares
 from privagrad.queries.columns import Share, private_norm
-from privagrad.queries.evaluation import EVALUATION, Evaluation, evaluate
+from privagrad.queries.evaluation import EVALUATION, Predicted, evaluate
+from privagrad.queries.figures import Evaluation
 from privagrad.queries.moments import ColumnQueries, Columns
 
 Bounds = tuple[Vector, Vector]
-_CHECKPOINTS = 10
 _LARGEST_WEIGHT = 50.0
 """The largest ratio of balanced weights of classes."""
 
@@ -203,24 +203,23 @@ def run_fit(
         schedule="linear",
     )
     x = np.zeros(dim)
-    path = _Path(plan.batches.steps, x) if EVALUATION.purpose in plan.privacy else None
+    path = _Path(x) if EVALUATION.purpose in plan.privacy else None
     result = train(
         recipe.METHOD, task.gradients, setting, releases, x,
         observer=path.record if path else None, progress=progress,
     )  # fmt: skip
     found = _calibration(problem, task.gradients, result.last, class_weights, releases)
     trace, factor, shifts = None, found.factor, found.shifts
+    weights = _moved(problem, factor * result.last, shifts)
     if path and ellipsoid:
-        points = [(step, _moved(problem, factor * point, shifts)) for step, point in path.points]
-        asked = evaluate(task.gradients, ellipsoid, points, problem.left_out, releases)
+        asked = evaluate(_predicted(problem, task, weights), releases)
         made_up = MadeUpRows(problem.loss, task.columns, problem.groups, problem.intercept)
         spread = repeated_spread(made_up, recipe.METHOD, setting, result.last)
         if spread is None:
             spread = np.sqrt(path.gains) * setting.noise_std
         spread = np.hypot(factor * spread, found.factor_noise * result.last)
         trace = _trace(task, ellipsoid, asked, spread, found)
-    coef, intercept = task.original(_moved(problem, factor * result.last, shifts))
-    return LinearModel(coef, intercept, task.unit, releases.report(), trace)
+    return LinearModel(*task.original(weights), task.unit, releases.report(), trace)
 
 
 def _class_weights(problem: Problem, releases: Releases) -> Vector | None:
@@ -268,6 +267,14 @@ def _moved(problem: Problem, weights: Vector, shifts: Vector) -> Vector:
     return matrix.ravel()
 
 
+def _predicted(problem: Problem, task: _Standardized, weights: Vector) -> Predicted:
+    """The rows with what the model predicts, to be evaluated."""
+    points = weights if problem.outputs == 1 else weights.reshape(problem.outputs, -1).T
+    margins = task.gradients.rows.margins(points)
+    scale = task.centre, task.unit
+    return Predicted.of(problem.loss, margins, task.gradients.targets, problem.left_out, scale)
+
+
 def _standardize(problem: Problem, releases: Releases) -> _Standardized:
     """Learn the columns and the target, and bring the rows into their units."""
     columns = _columns(problem, releases)
@@ -300,20 +307,15 @@ def _trace(
 
 
 class _Path:
-    """An observer of the training: some iterates, and how far gradients moved the point."""
+    """An observer of the training: how far gradients moved the point."""
 
-    def __init__(self, steps: int, start: Vector) -> None:
-        stops = np.linspace(0, steps, min(_CHECKPOINTS, steps) + 1)
-        self.stops = set(np.rint(stops).astype(int).tolist())
-        self.points = [(0, start.copy())]
+    def __init__(self, start: Vector) -> None:
         self.gains = np.zeros_like(start)
 
     def record(self, step: int, before: Vector, x: Vector, gradient: Vector) -> None:
         # All kinds of step move a coordinate by a multiple of its gradient.
         moved = np.divide(before - x, gradient, out=np.zeros_like(x), where=gradient != 0)
         self.gains += np.square(moved)
-        if step in self.stops:
-            self.points.append((step, x.copy()))
 
 
 def _columns(problem: Problem, releases: Releases) -> Columns:
