@@ -120,8 +120,9 @@ def _numbers(rows: Predicted, releases: Releases) -> Evaluation:
         residuals = rows.margins - rows.targets
     cells = [_binned(rows.targets, UNITS), _binned(residuals, UNITS)]
     asked = [Histogram(1, _bins(UNITS))] * 2
-    samples = (_spread(counts, UNITS) for counts in _released(rows, asked, cells, releases))
-    return replace(numbers(*samples, rows.quantile, rows.scale), scale=rows.scale)
+    counts = _released(rows, asked, cells, releases)
+    targets, errors = (_spread(part, UNITS) for part in counts)
+    return replace(numbers(targets, errors, rows.quantile, rows.scale), scale=rows.scale)
 
 
 def _several(rows: Predicted, releases: Releases) -> Evaluation:

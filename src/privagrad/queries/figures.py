@@ -190,10 +190,11 @@ def two_classes(scores: Sample, edges: Vector | None) -> Evaluation:
 def several_classes(
     shares: Weights, confusion: Weights, right: Sample, losses: Sample | None, edges: Vector
 ) -> Evaluation:
-    """From shares of the classes and the confusion matrix, of shapes (copies, k) and (copies, k, k).
+    """From shares of the classes and the confusion matrix.
 
-    `right` holds the largest probability of rows predicted wrongly and rightly, cut by the edges;
-    `losses` the negative logarithms of the true class's probability, None without probabilities.
+    Their shapes are (copies, k) and (copies, k, k). `right` holds the largest probability of rows
+    predicted wrongly and rightly, cut by the edges; `losses` the negative logarithms of the true
+    class's probability, None without probabilities.
     """
     known = right.weights.sum(axis=(1, 2))
     total = _floored(shares.sum(axis=1))
@@ -208,7 +209,7 @@ def several_classes(
         error, calibration = _calibration(right.values, right.weights, bins)
         found["calibration_error"] = error
     cells = confusion / _floored(confusion.sum(axis=(1, 2)))[:, None, None]
-    return _of_classes(found, shares, cells, calibration=calibration)
+    return _of_classes(found, shares, cells, calibration)
 
 
 def numbers(
@@ -259,8 +260,9 @@ def _answers(accuracy: Vector, shares: Weights) -> dict[str, Vector]:
 
 
 def _of_classes(
-    found: dict[str, Vector], shares: Weights, confusion: Weights, **plots: Columns
-) -> Evaluation:
+    found: dict[str, Vector], shares: Weights, confusion: Weights, calibration: Columns,
+    roc: Columns | None = None,
+) -> Evaluation:  # fmt: skip
     return Evaluation(
         len(shares) > 1,
         _estimates(found),
@@ -268,7 +270,8 @@ def _of_classes(
         shares=np.clip(shares[0], 0, 1).tolist(),
         confusion=np.clip(confusion[0], 0, 1).tolist(),
         confusion_noise=float(np.mean(_spread(confusion))),
-        **plots,
+        roc=roc or {},
+        calibration=calibration,
     )
 
 
