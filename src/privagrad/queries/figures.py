@@ -74,7 +74,8 @@ class Evaluation:
     calibration : dict
         `predicted` and `observed` shares, its `noise`, and the `share` of the rows.
     residuals : dict
-        Shares of the predictions by how much too large they are: above `low`, up to `high`.
+        `shares` of the predictions by how much too large they are, below, between and above the
+        `edges`, and their `noise`.
     scale : tuple of two floats or None
         Centre and unit of the target that a private release of numbers was made in.
     """
@@ -108,7 +109,7 @@ class Evaluation:
             return _verdict_on_numbers(figures.get("removed"), self.answer)
         constant = "the most frequent class"
         if not math.isnan(self.answer):
-            constant = repr(classes[int(self.answer)])
+            constant = repr(str(classes[int(self.answer)]))
         gain, auc = figures["gain"], figures.get("auc")
         right = f"{figures['accuracy'].value:.1%} of the rows instead of "
         right += f"{figures['baseline_accuracy'].value:.1%}"
@@ -285,9 +286,9 @@ def _roc(no: Weights, yes: Weights) -> Columns:
     heights = np.array([np.interp(_ROC_POINTS, *pair) for pair in zip(*rates, strict=True)])
     heights[:, -1] = 1.0
     return {
-        "false_positive": _ROC_POINTS.tolist(),
-        "true_positive": heights[0].tolist(),
-        "noise": _spread(heights).tolist(),
+        "false_positive": [0.0, *_ROC_POINTS.tolist()],
+        "true_positive": [0.0, *heights[0].tolist()],
+        "noise": [0.0, *_spread(heights).tolist()],
     }
 
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from privagrad.queries.figures import Estimate, Evaluation
 from privagrad.report.charts import Series, bar_chart, line_chart
-from privagrad.report.page import Block, Card, Cell, Figure, Table, readable
+from privagrad.report.page import Banner, Block, Card, Cell, Figure, Table, readable
 
 _LABELS = {
     "accuracy": ("Accuracy", "share of right answers"),
@@ -67,8 +67,10 @@ def figure_blocks(found: Mapping[str, Any], classes: list[str] | None, where: st
     kind = "Private: measured with noise and charged to epsilon"
     if not shown.private:
         kind = "NOT private: exact figures"
-    rows = [("", verdict(found, classes), f"{where}. {kind}.")]
-    blocks: list[Block] = [Card(f"How good it is: {where}", [*rows, *figure_lines(found)])]
+    blocks: list[Block] = [
+        Banner(f"On the {where}: {verdict(found, classes)} {kind}."),
+        Card(f"Figures, {where}", list(figure_lines(found))),
+    ]
     note = _NOISE if shown.private else "Exact, NOT private."
     for part in (_roc(shown, note), _calibration(shown, note), _residuals(shown, note)):
         if part is not None:
@@ -118,13 +120,12 @@ def _residuals(shown: Evaluation, note: str) -> Figure | None:
 
 def _confusion(shown: Evaluation, classes: list[str], where: str) -> Table:
     """Of each true class, how its rows were predicted; of many classes the table scrolls."""
-    rows: list[list[Cell]] = []
-    for name, cells, share in zip(classes, shown.confusion, shown.shares, strict=True):
-        whole = max(share, 1e-12)
-        parts = [f"{min(cell / whole, 1.0):.1%}" for cell in cells]
-        rows.append([name, f"{share:.1%}", *parts])
-    noise = ""
-    if shown.confusion_noise:
-        noise = f", ± {2 * shown.confusion_noise:.2%} of all rows in a cell"
-    columns = ["true class", "share", *(f"predicted {name}" for name in classes)]
-    return Table(f"Confusion matrix, {where}: parts of each true class{noise}", columns, rows)
+    least = max(2 * shown.confusion_noise, 1e-12)
+    rows: list[list[Cell]] = [
+        [name, f"{share:.1%}",
+         *(f"{min(cell / max(share, cell), 1.0):.0%}" if cell > least else None for cell in cells)]
+        for name, cells, share in zip(classes, shown.confusion, shown.shares, strict=True)
+    ]  # fmt: skip
+    noise = f". Noise hides cells below {least:.2%} of all rows: –" if shown.confusion_noise else ""
+    title = f"Confusion matrix, {where}: how the rows of each class were predicted{noise}"
+    return Table(title, ["true class", "share", *classes], rows)

@@ -38,7 +38,7 @@ def write_fit_report(path: Path, model: SavedModel, account: Account | None = No
 
 def write_evaluation_report(path: Path, model: SavedModel, found: Mapping[str, Any]) -> None:
     """Write one HTML file about how well a model predicts a table."""
-    where = f"{found['table']}, {found['rows']} rows"
+    where = f"table {found['table']}, {found['rows']} rows"
     banner = Banner("NOT PRIVATE: exact figures, which reveal something about the rows.", "warning")
     if privacy := found.get("privacy"):
         banner = Banner("NOT PRIVATE: the noise was seeded and can be repeated.", "warning")
