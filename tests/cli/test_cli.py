@@ -627,7 +627,7 @@ def test_a_bad_evaluation_is_refused_before_anything_is_spent(book):
     run("fit", "people.csv", "--schema", "schema.toml", "-e", 3, "--steps", 5, "-o", "m")
     run("budget", "create", "others", "--epsilon", 1, "--delta", 1e-5)
     people(Path("private.csv"), 300, seed=2)
-    run("budget", "create", "kept", "--epsilon", 1, "--delta", 1e-5, "--data", "private.csv")
+    run("budget", "create", "kept", "--epsilon", 1, "--delta", 1e-5, "--file", "private.csv")
     for name, (arguments, code, message) in BAD_EVALUATIONS.items():
         done = run("evaluate", "m", *arguments, code=code)
         assert message in done.output.replace("\n", " "), name

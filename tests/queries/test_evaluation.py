@@ -87,6 +87,12 @@ def test_two_classes_are_what_scikit_learn_says():
     assert not found.private
 
 
+def test_equal_scores_count_half():
+    rounded = np.round(MARGINS)
+    found = evaluate_exactly(Predicted.of(Loss("hinge"), rounded, SIGNS))
+    assert values(found)["auc"] == pytest.approx(roc_auc_score(SIGNS, rounded))
+
+
 def test_several_classes_are_what_scikit_learn_says():
     found, guesses = evaluate_exactly(CASES[2][1]), CLASS_MARGINS.argmax(axis=1)
     told = values(found)
@@ -101,7 +107,7 @@ def test_several_classes_are_what_scikit_learn_says():
 def test_numbers_are_what_scikit_learn_says(quantile):
     rows = Predicted.of(Loss("quantile", quantile), MARGINS, NUMBERS)
     found = values(evaluate_exactly(rows))
-    best = np.quantile(NUMBERS, quantile, method="hazen")
+    best = np.quantile(NUMBERS, quantile, method="inverted_cdf")
     factor = 2 if quantile == 0.5 else 1
     for name, guess in (("error", MARGINS), ("baseline_error", np.full(N, best))):
         loss = mean_pinball_loss(NUMBERS, guess, alpha=quantile)
@@ -109,7 +115,7 @@ def test_numbers_are_what_scikit_learn_says(quantile):
     assert found["removed"] == pytest.approx(1 - found["error"] / found["baseline_error"])
     assert found["below"] == (NUMBERS < MARGINS).mean()
     off = np.abs(NUMBERS - MARGINS)
-    assert found["half_within"] == pytest.approx(np.median(off))
+    assert found["half_within"] == pytest.approx(np.median(off), rel=0.01)
 
 
 @pytest.mark.parametrize(("name", "rows"), CASES, ids=[c[0] for c in CASES])
@@ -134,7 +140,7 @@ def test_one_row_is_a_vector_of_norm_at_most_one(name, rows):
             margin[..., -1] = strange[row]
         one = Predicted.of(rows.loss, margin, target)
         added, _ = recorded(lambda one=one: at(one, 3.0))
-        assert 0.3 < np.linalg.norm(added) <= 1 or (not one.known.any() and not added.any())
+        assert 0.3 < np.linalg.norm(added) <= 1 + 1e-6 or (not one.known.any() and not added.any())
 
 
 def test_histograms_add_rows_and_solve_for_them():

@@ -350,12 +350,13 @@ def _residuals(residuals: Sample, total: Vector, unit: float) -> Columns:
 
 
 def _quantile(sample: Sample, quantile: float) -> Vector:
-    """Of each copy: between the middles of the steps of the cumulated weights."""
+    """Of each copy, the least value up to which so much of the weight lies."""
     weights = sample.weights[:, 0]
-    sums = _monotone(np.cumsum(weights, axis=1) - weights / 2)
-    goals = quantile * _floored(weights.sum(axis=1))
-    pairs = zip(goals, sums, strict=True)
-    return np.array([float(np.interp(goal, one, sample.values)) for goal, one in pairs])
+    sums = _monotone(np.cumsum(weights, axis=1))
+    goals = quantile * _floored(weights.sum(axis=1)) * (1 - 1e-12)
+    pairs = zip(sums, goals, strict=True)
+    places = [int(np.searchsorted(one, goal)) for one, goal in pairs]
+    return np.asarray(sample.values[np.minimum(places, sample.values.size - 1)])
 
 
 def _monotone(rows: Weights) -> Weights:
