@@ -161,7 +161,7 @@ def test_rows_that_do_not_count_add_nothing():
     kept = np.isfinite(margins) & ~out
     rest = Predicted.of(Loss("logistic"), MARGINS[kept], SIGNS[kept])
     added = [recorded(lambda rows=rows: at(rows, EXACT))[0] for rows in (some, rest)]
-    assert np.allclose(*added, rtol=1e-9)
+    assert np.allclose(added[0], added[1], rtol=1e-9)
     exact = values(evaluate_exactly(some))
     assert values(at(some, EXACT))["accuracy"] == pytest.approx(exact["accuracy"], abs=1e-6)
 
