@@ -78,9 +78,10 @@ def test_from_a_file_to_predictions(book):
     )  # fmt: skip
     assert shown["privacy"]["epsilon"] <= 2
     assert not shown["privacy"]["seeded"]
-    assert shown["evaluation"]["test"]["accuracy"] > 0.75
+    figures, test = shown["evaluation"]["figures"], shown["evaluation"]["test"]["figures"]
+    assert test["accuracy"]["value"] > 0.75
     assert shown["evaluation"]["test"]["private"] is False
-    assert abs(shown["evaluation"]["score"] - shown["evaluation"]["test"]["accuracy"]) < 0.1
+    assert abs(figures["accuracy"]["value"] - test["accuracy"]["value"]) < 0.1
     purposes = [event["purpose"] for event in shown["privacy"]["events"]]
     assert purposes == [
         "categories", "moments", "row norms", "calibration", "evaluation", "curvature",
@@ -97,7 +98,7 @@ def test_from_a_file_to_predictions(book):
     rows = list(csv.DictReader(Path("out.csv").read_text().splitlines()))
     truth = pl.read_csv("others.csv")["rich"].to_list()
     right = np.mean([row["prediction"] == y for row, y in zip(rows, truth, strict=True)])
-    assert right == pytest.approx(shown["evaluation"]["test"]["accuracy"])
+    assert right == pytest.approx(test["accuracy"]["value"])
     for row in rows[:50]:
         yes, no = float(row["probability of yes"]), float(row["probability of no"])
         assert yes + no == pytest.approx(1)
@@ -121,7 +122,8 @@ def test_numbers_alone_need_no_schema_and_one_command():
     shown = as_json(
         "fit", "t.csv", "--target", "y", "--task", "regression", "-e", 3, "-o", "m.model"
     )
-    assert shown["evaluation"]["score"] > shown["evaluation"]["baseline"]
+    assert shown["evaluation"]["verdict"].startswith("Removes ")
+    assert shown["evaluation"]["figures"]["removed"]["value"] > 0.5
     model = load_model(Path("m.model"))
     assert model.loss == "huber"
     run("predict", "m.model", "t.csv", "-o", "p.csv")
@@ -142,7 +144,7 @@ def test_libsvm_files(extra):
     ]
     Path("rows.libsvm").write_text("\n".join(lines))
     shown = as_json("fit", "rows.libsvm", "-e", 3, "-o", "m.model", *extra)
-    assert shown["evaluation"]["score"] > 0.8
+    assert shown["evaluation"]["figures"]["accuracy"]["value"] > 0.8
     found = [event["purpose"] for event in shown["privacy"]["events"]]
     assert ("categories" in found) == ("--classes=-1,1" not in extra)
     assert ("calibration" in found) == ("hinge" not in extra)
@@ -159,7 +161,7 @@ def test_several_classes():
     shown = as_json(
         "fit", "t.parquet", "-t", "kind", "--loss", "logistic", "-e", 3, "-o", "m.model"
     )
-    assert shown["evaluation"]["score"] > 0.85
+    assert shown["evaluation"]["figures"]["accuracy"]["value"] > 0.85
     model = load_model(Path("m.model"))
     assert model.classes == ["0", "1", "2"]
     assert model.coef.shape == (3, 2)
@@ -569,3 +571,65 @@ def test_probabilities_are_those_of_logistic_models_alone():
     wrong = run("predict", "m.model", "people.csv", "-o", "p.csv", "--probabilities", code=2)
     assert "Expected a model with logistic loss" in wrong.output.replace("\n", " ")
     assert not Path("p.csv").exists()
+
+
+def test_a_model_is_evaluated_exactly_or_within_a_budget(book):
+    """Exact figures are not private; those with an epsilon are charged before they are released."""
+    people(Path("people.csv"))
+    people(Path("others.csv"), 2000, seed=1)
+    Path("schema.toml").write_text(SCHEMA)
+    fitted = as_json(
+        "fit", "people.csv", "--schema", "schema.toml", "-e", 3, "--test", "others.csv", "-o", "m"
+    )
+    exact = as_json("evaluate", "m", "others.csv", "--report", "r.html")
+    assert exact["private"] is False
+    assert "privacy" not in exact
+    same = fitted["evaluation"]["test"]["figures"]["auc"]["value"]
+    assert exact["figures"]["auc"]["value"] == pytest.approx(same, abs=1e-3)
+    assert "NOT PRIVATE: exact figures" in Path("r.html").read_text()
+    assert "NOT private" in run("evaluate", "m", "others.csv").stdout
+
+    run("budget", "create", "others", "--epsilon", 1, "--delta", 1e-5)
+    paid = as_json("evaluate", "m", "others.csv", "-e", 0.5, "--dataset", "others")
+    assert paid["private"] is True
+    assert not paid["privacy"]["seeded"]
+    assert paid["privacy"]["epsilon"] <= 0.5
+    auc = paid["figures"]["auc"]
+    assert auc["noise"] > 0
+    assert abs(auc["value"] - same) < 6 * auc["noise"]
+    [entry] = book.account("others").runs
+    assert (entry.state, entry.name) == ("finished", paid["run"])
+    [event] = entry.events
+    assert (event.purpose, event.count) == ("evaluation", 1)
+    assert book.account("others").spent == pytest.approx(paid["privacy"]["epsilon"], rel=0.02)
+
+
+BAD_EVALUATIONS = {
+    "no epsilon": (("others.csv", "--dataset", "others"), 2, "Expected --epsilon"),
+    "these have a budget": (("private.csv",), 2, "Expected rows without a budget"),
+    "too much": (("others.csv", "-e", 5, "--dataset", "others"), 3, "within the budget"),
+    "strange label": (("strange.csv", "-e", 0.1, "--dataset", "others"), 2, "stated labels alone"),
+    "no column": (("short.csv", "-e", 0.1, "--dataset", "others"), 2, "Expected the column"),
+    "delta": (("others.csv", "-e", 0.1, "--delta", 0.01, "--dataset", "others"), 3, "delta"),
+    "report": (
+        ("others.csv", "-e", 0.1, "--dataset", "others", "--report", "no/r.html"), 2, "folder"
+    ),
+    "overwritten": (("others.csv", "--report", "others.csv"), 2, "twice"),
+}  # fmt: skip
+
+
+def test_a_bad_evaluation_is_refused_before_anything_is_spent(book):
+    people(Path("people.csv"), 800)
+    people(Path("others.csv"), 300, seed=1)
+    Path("strange.csv").write_text("age,hours,job,rich\n30,40,cook,perhaps\n")
+    Path("short.csv").write_text("age,hours,rich\n30,40,yes\n")
+    schema = SCHEMA.replace('kind = "category"', 'kind = "category"\ncategories = ["cook"]', 1)
+    Path("schema.toml").write_text(schema)
+    run("fit", "people.csv", "--schema", "schema.toml", "-e", 3, "--steps", 5, "-o", "m")
+    run("budget", "create", "others", "--epsilon", 1, "--delta", 1e-5)
+    people(Path("private.csv"), 300, seed=2)
+    run("budget", "create", "kept", "--epsilon", 1, "--delta", 1e-5, "--file", "private.csv")
+    for name, (arguments, code, message) in BAD_EVALUATIONS.items():
+        done = run("evaluate", "m", *arguments, code=code)
+        assert message in done.output.replace("\n", " "), name
+    assert book.account("others").runs == ()

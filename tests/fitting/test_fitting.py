@@ -427,7 +427,7 @@ def test_rare_labels_and_blanks_teach_nothing(tmp_path):
     assert not any("labels" in fact for fact in job.public)
     model = run(job, tmp_path / "m.model", False)
     assert model.classes == ["no", "yes"]
-    assert model.evaluation["score"] > 0.9
+    assert model.evaluation["figures"]["accuracy"]["value"] > 0.9
     stated = schema.with_columns([replace(schema.column("label"), categories=("no", "yes"))])
     with pytest.raises(ValueError, match=r"another one in row 1 \(3 such rows"):
         prepare(FitRequest(tmp_path / "t.csv", None, 2.0, schema=stated))
@@ -667,6 +667,8 @@ def test_regressions_and_classes_are_scored_on_other_tables(tmp_path):
     model = run(prepare(asked), tmp_path / "m.model", False)
     test = model.evaluation["test"]
     truth = pl.read_csv(other)["age"].to_numpy()
-    assert test["mean_absolute_error_of_median"] == np.abs(truth - np.median(truth)).mean()
-    assert 0 < test["mean_absolute_error"] < test["mean_absolute_error_of_median"]
+    figures = test["figures"]
+    of_median = np.abs(truth - np.median(truth)).mean()
+    assert figures["baseline_error"]["value"] == pytest.approx(of_median)
+    assert 0 < figures["error"]["value"] < of_median
     assert (test["rows"], test["private"]) == (300, False)

@@ -90,6 +90,7 @@ def fitted(name: str, *options: object) -> Recorded:
         command("predict", model, table, "-o", Path(folder) / "predictions.csv")
         predictions = (Path(folder) / "predictions.csv").read_text(encoding="utf-8").split()
         saved = load_model(model)
+    figures = said["evaluation"]["figures"]
     arrays = ("coef", "intercept", "coef_noise", "intercept_noise", "centre", "unit", "scale")
     return {
         **{array: getattr(saved, array).tolist() for array in arrays},
@@ -99,7 +100,7 @@ def fitted(name: str, *options: object) -> Recorded:
         "epsilon": said["privacy"]["epsilon"],
         "delta": said["privacy"]["delta"],
         "relation": said["privacy"]["relation"],
-        "score": said["evaluation"]["score"],
+        "score": (figures.get("accuracy") or figures["error"])["value"],
         "predictions": predictions[1:6],
     }
 

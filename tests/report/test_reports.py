@@ -5,23 +5,28 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from string import ascii_lowercase
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 
 from privagrad.data.models import SavedModel
 from privagrad.data.schema import Column, Schema
+from privagrad.fitting.evaluate import as_values
+from privagrad.glm.losses import Loss
 from privagrad.privacy.events import GaussianEvent
 from privagrad.privacy.ledger import Ledger
+from privagrad.queries.evaluation import Predicted, evaluate, evaluate_exactly
 from privagrad.report.experiments import (
     write_compare_report,
     write_figure1_report,
     write_language_report,
     write_rates_report,
 )
-from privagrad.report.fit import write_fit_report
+from privagrad.report.fit import write_evaluation_report, write_fit_report
 from privagrad.report.page import aligned
+from tests.releases import releases_at
 from tests.report.conftest import RUDE
 from tests.report.test_browser import MARKS, OPEN_ALL, OVERFLOW, SIZES
 
@@ -34,17 +39,34 @@ EVENTS = [
 ]
 
 
+def evaluated(classes: list[str] | None, exact: bool = False) -> dict[str, Any]:
+    """What is known of a model of these classes, or of numbers, on 3000 rows."""
+    rng = np.random.default_rng(1)
+    margins, k = rng.standard_normal(3000), len(classes or "")
+    rows = Predicted.of(Loss("huber"), margins, margins + rng.standard_normal(3000) / 2)
+    if k == 2:
+        signs = np.where(margins + rng.logistic(size=3000) > 0, 1.0, -1.0)
+        rows = Predicted.of(Loss("logistic"), margins, signs)
+    elif k > 2:
+        many = rng.standard_normal((3000, k))
+        labels = (many + rng.gumbel(size=(3000, k))).argmax(axis=1).astype(float)
+        rows = Predicted.of(Loss("softmax"), many, labels)
+    found = evaluate_exactly(rows) if exact else evaluate(rows, releases_at({"evaluation": 9.0}))
+    return as_values(found, classes)
+
+
+FORMER = {
+    "steps": [0, 300], "losses": [0.69, 0.4], "clipped": [None, 0.3], "curve_noise": 0.01,
+    "loss_cap": 1.4, "score": 0.8412, "baseline": 0.7611, "score_noise": 0.002, "factor": 0.5,
+}  # fmt: skip
+"""What files of version 0.1 keep."""
+
+
 def model(classes: list[str] | None = None, features: int = 40) -> SavedModel:
     rng = np.random.default_rng(0)
     k = len(classes) if classes and len(classes) > 2 else 1
-    steps = list(range(0, 301, 30))
     names = [*RUDE, *(f"column {j}" for j in range(features))][:features]
-    evaluation = {
-        "steps": steps, "losses": [0.69, *(0.4 + 0.1 / (s + 1) for s in steps[1:])],
-        "clipped": [None, *(0.3 for _ in steps[1:])], "curve_noise": 0.01, "loss_cap": 1.4,
-        "score": 0.8412, "baseline": 0.7611, "score_noise": 0.002, "factor": 0.5,
-        "shares": [0.2, 0.8] if classes else [],
-    }  # fmt: skip
+    evaluation = {**evaluated(classes), "factor": 0.5}
     return SavedModel(
         "logistic" if classes else "huber",
         names,
@@ -99,7 +121,13 @@ def rated() -> list[dict[str, object]]:
 REPORTS = {
     "two classes": lambda path: write_fit_report(path, model(["no", "yes <i>"])),
     "classes": lambda path: write_fit_report(path, model(["a", "b", "c"])),
+    "26 classes": lambda path: write_fit_report(path, model(list(ascii_lowercase))),
     "numbers": lambda path: write_fit_report(path, model(None, 3)),
+    "evaluation": lambda path: write_evaluation_report(
+        path,
+        model(["no", "yes <i>"]),
+        {"table": RUDE[0], "rows": 3, **evaluated(["no", "yes"], exact=True)},
+    ),
     "compare": lambda path: write_compare_report(path, "a <b>", compared()),
     "figure 1": lambda path: write_figure1_report(
         path,
@@ -170,17 +198,36 @@ def test_a_browser_shows_every_report(browser: Browser, tmp_path: Path, name: st
 def test_a_fit_says_what_it_cost_and_how_good_it_is(tmp_path: Path) -> None:
     path = tmp_path / "report.html"
     saved = model(["no", "yes"])
-    test = {"table": "held-out.csv", "rows": 500, "accuracy": 0.8333, "majority": 0.75}
+    test = {"table": "held-out.csv", "rows": 500, **evaluated(["no", "yes"], exact=True)}
     write_fit_report(path, replace(saved, evaluation={**saved.evaluation, "test": test}))
     text = path.read_text(encoding="utf-8")
     for word in (
         "Epsilon 0.9987 at delta 1e-06", "zero-out", "PLD", "61.25",
-        "the number of rows: 3000", "0.841", "majority class", "NOT private", "0.8333",
+        "the number of rows: 3000", "Better than always answering", "AUC", "NOT private: exact",
+        "± ", "ROC curve", "Calibration", "Confusion matrix",
         "Positive values raise the probability of yes", "from a secure source",
     ):  # fmt: skip
         assert word in text, word
     for name in RUDE[:3]:
         assert name not in text
+
+
+@pytest.mark.parametrize("classes", [None, ["no", "yes"]])
+def test_models_of_version_0_1_are_shown_with_what_they_have(
+    tmp_path: Path, classes: list[str] | None
+) -> None:
+    path = tmp_path / "report.html"
+    test: dict[str, Any] = {"table": "held-out.csv", "rows": 500, "private": False}
+    test |= {"accuracy": 0.8333, "majority": 0.75}
+    if classes is None:
+        test = {"table": "t", "rows": 5, "mean_absolute_error": 0.8333, "private": False,
+                "mean_absolute_error_of_median": 0.9}  # fmt: skip
+    former = {**FORMER, "shares": [0.24, 0.76] if classes else [], "test": test}
+    write_fit_report(path, replace(model(classes), evaluation=former))
+    text = path.read_text(encoding="utf-8")
+    for word in ("0.8412 ± 0.0040", "0.7611 ± 0.0040", "0.8333", "NOT private: exact"):
+        assert word in text, word
+    assert ("Better than always answering &#x27;yes&#x27;" in text) == (classes is not None)
 
 
 def test_a_seeded_fit_is_not_private(tmp_path: Path) -> None:

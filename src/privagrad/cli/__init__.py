@@ -37,7 +37,10 @@ With text columns, and a budget for all runs on the same data:
 Exit codes: 0 success, 1 bug in privagrad, 2 wrong input, 3 refused by the budget, 130
 interrupted.""",
 )
-for command in (fit.schema, fit.fit, models.predict, models.show, compare.compare, compare.theory):
+for command in (
+    fit.schema, fit.fit, models.predict, models.evaluate, models.show, compare.compare,
+    compare.theory,
+):  # fmt: skip
     app.command()(command)
 app.add_typer(budget.app, name="budget")
 app.add_typer(reproduce.app, name="reproduce")

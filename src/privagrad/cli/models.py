@@ -1,4 +1,4 @@
-"""`privagrad predict` and `privagrad show`: the use of a model file."""
+"""`privagrad predict`, `privagrad evaluate` and `privagrad show`: the use of a model file."""
 
 from __future__ import annotations
 
@@ -126,28 +126,92 @@ def show(
 
 
 def scores(model: SavedModel) -> Iterator[str]:
-    """The scores of a model in sentences. Each says whether it is private."""
-    found = model.evaluation
-    error = 2 * found["score_noise"]
-    classes = model.classes is not None
-    what = "Accuracy" if classes else "Score (1 - mean loss / cap)"
-    baseline = "the majority class" if classes else "the centre of the target"
+    """The figures of a model in sentences. Each says whether they are private."""
+    yield from _scores(model.evaluation, model.classes, "the training rows")
+    if test := model.evaluation.get("test"):
+        yield from _scores(test, model.classes, f"{test['table']}, {test['rows']} rows")
+
+
+def _scores(found: JsonObject, classes: list[str] | None, where: str) -> Iterator[str]:
+    from privagrad.report.figures import figure_lines, verdict
+
+    exact = not found.get("private", "table" not in found)
+    yield f"On {where}: {verdict(found, classes)}"
+    lines = [f"{name[0].lower() + name[1:] if name != 'AUC' else name} {value}"
+             for name, value, _ in figure_lines(found)]  # fmt: skip
     yield (
-        f"{what} on the training rows: {found['score']:.4f} ± {error:.4f} (always {baseline}: "
-        f"{found['baseline']:.4f}). Private: measured with noise and charged to epsilon."
-    )
-    if test := found.get("test"):
-        if "accuracy" in test:
-            score = f"accuracy {test['accuracy']:.4f} (always {baseline}: {test['majority']:.4f})"
-        else:
-            score = (
-                f"mean absolute error {test['mean_absolute_error']:.5g} (always the median: "
-                f"{test['mean_absolute_error_of_median']:.5g})"
-            )
-        yield (
-            f"On {test['table']}, {test['rows']} rows: {score}. NOT private: exact scores, which "
-            "reveal something about those rows."
+        "; ".join(lines)
+        + ". "
+        + (
+            "NOT private: exact figures, which reveal something about those rows."
+            if exact
+            else "Private: measured with noise and charged to epsilon."
         )
+    )
+
+
+@command
+def evaluate(
+    model: ModelFile,
+    table: Annotated[Path, typer.Argument(help="Rows with their targets, not the training rows.")],
+    epsilon: Annotated[
+        float | None,
+        typer.Option(
+            "--epsilon", "-e",
+            help="The privacy cost of the figures. Without it they are exact and NOT private.",
+        ),
+    ] = None,
+    delta: Annotated[
+        float | None,
+        typer.Option(
+            help="Probability that the guarantee may fail. Default: that of the budget, or less "
+            "than 1/(10 rows)."
+        ),
+    ] = None,
+    dataset: Annotated[
+        str | None, typer.Option(help="The budget that is charged: see privagrad budget.")
+    ] = None,
+    ledger: LedgerPath = None,
+    report: ReportPath = None,
+    as_json: Json = False,
+) -> JsonObject:  # fmt: skip
+    """Show how well a model predicts a table: a verdict, and the figures behind it.
+
+    Without --epsilon the figures are exact. They are NOT private, and charged to no budget. With
+    --epsilon they are measured with noise, in one release that is charged to the budget of
+    --dataset. Rows that have a budget are refused without --epsilon.
+
+    Examples:
+
+    `privagrad evaluate income.model held-out.csv --report report.html`
+
+    `privagrad evaluate income.model patients.csv -e 0.2 --dataset patients`
+    """
+    from privagrad import fitting
+    from privagrad.privacy.ledger import Ledger
+
+    if report is not None:
+        fitting.require_writable(report)
+        if report.resolve() in (model.resolve(), table.resolve()):
+            raise ValueError(
+                f"Expected different files to read and to write, found {report.name} twice. Give "
+                "another path."
+            )
+    fitted, budgets = load_model(model), Ledger(ledger)
+    request = fitting.EvaluationRequest(fitted, table, epsilon, delta, dataset, budgets)
+    with busy(f"reading {table.name}"):
+        job = fitting.prepare_evaluation(request)
+    if epsilon is not None and dataset is None:
+        note("No --dataset given: this run is not charged to any budget.")
+    found = fitting.run_evaluation(job)
+    for line in _scores(found, fitted.classes, f"{table.name}, {found['rows']} rows"):
+        say(line)
+    if report is not None:
+        from privagrad.report.fit import write_evaluation_report
+
+        write_evaluation_report(report, fitted, found)
+        say(f"wrote {report}")
+    return found
 
 
 def _show(model: SavedModel, everything: bool) -> None:

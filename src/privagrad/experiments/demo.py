@@ -195,10 +195,8 @@ def main() -> None:
     model, report = fit_people(options.out)
     print("\nA model of a synthetic table of people at epsilon 1: raw columns, no tuning.")
     found, test = model.evaluation, model.evaluation["test"]
-    print(
-        f"  training rows: accuracy {found['score']:.3f} ± {2 * found['score_noise']:.3f} (private)"
-    )
-    print(f"  test rows: accuracy {test['accuracy']:.3f} (majority class {test['majority']:.3f})")
+    print(f"  training rows (private): {found['verdict']}")
+    print(f"  test rows (exact): {test['verdict']}")
     print(f"Open the report in a browser: {report}")
 
 

@@ -1,6 +1,12 @@
 """A model from a file: read, plan, reserve, fit, save, in this order."""
 
 from privagrad.fitting.checks import require_writable, warn_if_weak
+from privagrad.fitting.evaluate import (
+    EvaluationRequest,
+    PreparedEvaluation,
+    prepare_evaluation,
+    run_evaluation,
+)
 from privagrad.fitting.fit import run
 from privagrad.fitting.plan import PreparedFit, prepare
 from privagrad.fitting.request import LOSSES, FitRequest, Task
@@ -8,13 +14,17 @@ from privagrad.fitting.snapshots import fingerprint, same_content
 
 __all__ = [
     "LOSSES",
+    "EvaluationRequest",
     "FitRequest",
+    "PreparedEvaluation",
     "PreparedFit",
     "Task",
     "fingerprint",
     "prepare",
+    "prepare_evaluation",
     "require_writable",
     "run",
+    "run_evaluation",
     "same_content",
     "warn_if_weak",
 ]

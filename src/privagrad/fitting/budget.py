@@ -4,16 +4,32 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from pathlib import Path
+from typing import Protocol
 
-from privagrad.fitting.request import FitRequest
 from privagrad.privacy.accounting import PrivacyPlan
 from privagrad.privacy.events import Event, GaussianEvent
-from privagrad.privacy.ledger import NO_DELTA_LEFT, Account, BudgetError
+from privagrad.privacy.ledger import NO_DELTA_LEFT, Account, BudgetError, Ledger
 
 
-def paying_account(request: FitRequest) -> Account | None:
+class Paid(Protocol):
+    """What budgets need to know of a request."""
+
+    @property
+    def table(self) -> Path: ...
+    @property
+    def epsilon(self) -> float | None: ...
+    @property
+    def seed(self) -> int | None: ...
+    @property
+    def dataset(self) -> str | None: ...
+    @property
+    def ledger(self) -> Ledger | None: ...
+
+
+def paying_account(request: Paid) -> Account | None:
     """The budget that pays, if it is likely to: exactly this is known only with the plan."""
-    if request.dataset is None or request.ledger is None:
+    if request.dataset is None or request.ledger is None or request.epsilon is None:
         return None
     if request.seed is not None:
         raise ValueError(
@@ -26,7 +42,7 @@ def paying_account(request: FitRequest) -> Account | None:
     return account
 
 
-def require_own_rows(request: FitRequest, account: Account, fingerprint: str) -> None:
+def require_own_rows(request: Paid, account: Account, fingerprint: str) -> None:
     """Refuse rows that are not those of the budget, or are those of another one."""
     if account.fingerprint and fingerprint != account.fingerprint:
         raise ValueError(

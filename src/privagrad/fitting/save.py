@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ import numpy as np
 
 from privagrad.data.models import SavedModel, save_model
 from privagrad.data.tables import Table
+from privagrad.fitting.evaluate import as_values, exact_figures
 from privagrad.fitting.notes import column_notes
 from privagrad.fitting.plan import PreparedFit
 from privagrad.linear import METHOD, LinearModel, Plan, Trace
@@ -52,15 +52,16 @@ def _saved(job: PreparedFit, fitted: FittedTable) -> SavedModel:
     if trace is None or model.noise is None:
         raise RuntimeError("Expected a private fit with its evaluation, found none.")
     names = fitted.table.encoding.names
-    regression = fitted.table.target.kind == "number"
+    target = fitted.table.target
+    classes = None if target.kind == "number" else list(target.categories)
     return SavedModel(
         job.loss.name,
         names,
-        None if regression else list(fitted.table.target.categories),
+        classes,
         None if schema.libsvm else schema,
         {**_privacy(model.privacy), "public": job.public},
         {**_made(job, fitted, trace.ellipsoid.radius), "not_measurable": _hidden(fitted, trace)},
-        _without_nan({**asdict(trace.evaluation), "factor": trace.factor}),
+        {**as_values(trace.evaluation, classes), "factor": trace.factor},
         model.coef,
         model.intercept,
         model.noise.coef,
@@ -82,19 +83,9 @@ def _hidden(fitted: FittedTable, trace: Trace) -> list[str]:
 
 def with_scores(model: SavedModel, table: Table, path: Path) -> SavedModel:
     """The same model with how well it predicts another table, read from `path`. NOT private."""
-    predicted = np.concatenate([model.answers(part.X) for part in table.parts()])
-    known = np.isfinite(table.targets)
-    predicted, truth = predicted[known], table.targets[known]
-    test: dict[str, Any] = {"table": path.name, "rows": int(truth.size)}
-    if model.classes is not None:
-        _, counts = np.unique(truth, return_counts=True)
-        test["accuracy"] = float((predicted == truth).mean())
-        test["majority"] = float(counts.max() / truth.size)
-    else:
-        test["mean_absolute_error"] = float(np.abs(predicted - truth).mean())
-        spread = np.abs(truth - np.median(truth))
-        test["mean_absolute_error_of_median"] = float(spread.mean())
-    test["private"] = False
+    rows = int((table.targets >= 0).sum() if model.classes else np.isfinite(table.targets).sum())
+    found = as_values(exact_figures(model, table), model.classes)
+    test = {"table": path.name, "rows": rows, **found}
     return replace(model, evaluation={**model.evaluation, "test": test})
 
 
@@ -129,12 +120,3 @@ def _made(job: PreparedFit, fitted: FittedTable, radius: float) -> dict[str, Any
         "run": fitted.run,
         "notes": column_notes(fitted.table.schema),
     }
-
-
-def _without_nan(value: Any) -> Any:
-    """JSON knows no NaN."""
-    if isinstance(value, dict):
-        return {key: _without_nan(inner) for key, inner in value.items()}
-    if isinstance(value, list):
-        return [_without_nan(inner) for inner in value]
-    return None if isinstance(value, float) and math.isnan(value) else value

@@ -34,11 +34,11 @@ from privagrad.queries import moments
 from privagrad.queries.calibration import Calibration, calibrate, class_shares
 from privagrad.queries.columns import Share, private_norm
 from privagrad.queries.curvature import CURVATURE, private_curvature
-from privagrad.queries.evaluation import EVALUATION, Evaluation, evaluate
+from privagrad.queries.evaluation import EVALUATION, Predicted, evaluate
+from privagrad.queries.figures import Evaluation
 from privagrad.queries.moments import ColumnQueries, Columns
 
 Bounds = tuple[Vector, Vector]
-_CHECKPOINTS = 10
 _LARGEST_WEIGHT = 50.0
 """The largest ratio of balanced weights of classes."""
 
@@ -209,22 +209,17 @@ def run_fit(
         schedule="linear",
     )
     x = np.zeros(dim)
-    path = _Path(plan.batches.steps, x) if EVALUATION.purpose in plan.privacy else None
-    result = train(
-        recipe.METHOD, task.gradients, setting, releases, x,
-        observer=path.record if path else None, progress=progress,
-    )  # fmt: skip
+    result = train(recipe.METHOD, task.gradients, setting, releases, x, progress=progress)
     found = _calibration(problem, task.gradients, result.last, class_weights, releases)
     trace, spread, factor, shifts = None, None, found.factor, found.shifts
-    if path and ellipsoid:
-        points = [(step, _moved(problem, factor * point, shifts)) for step, point in path.points]
-        asked = evaluate(task.gradients, ellipsoid, points, problem.left_out, releases)
+    weights = _moved(problem, factor * result.last, shifts)
+    if EVALUATION.purpose in plan.privacy and ellipsoid:
+        asked = evaluate(_predicted(problem, task, weights), releases)
         trace = Trace(task.columns, ellipsoid, asked, factor)
         covariance = _covariance(task, setting, ellipsoid, result.last, norm, releases)
-        weights = result.last.reshape(problem.outputs, -1)
-        spread = coefficient_noise(covariance, weights, task.columns, task.unit, found)
-    coef, intercept = task.original(_moved(problem, factor * result.last, shifts))
-    return LinearModel(coef, intercept, task.unit, releases.report(), trace, spread)
+        trained = result.last.reshape(problem.outputs, -1)
+        spread = coefficient_noise(covariance, trained, task.columns, task.unit, found)
+    return LinearModel(*task.original(weights), task.unit, releases.report(), trace, spread)
 
 
 def _from_moments(task: _Standardized, norm: float, releases: Releases) -> LinearModel:
@@ -298,6 +293,14 @@ def _moved(problem: Problem, weights: Vector, shifts: Vector) -> Vector:
     return matrix.ravel()
 
 
+def _predicted(problem: Problem, task: _Standardized, weights: Vector) -> Predicted:
+    """The rows with what the model predicts, to be evaluated."""
+    points = weights if problem.outputs == 1 else weights.reshape(problem.outputs, -1).T
+    margins = task.gradients.rows.margins(points)
+    scale = task.centre, task.unit
+    return Predicted.of(problem.loss, margins, task.gradients.targets, problem.left_out, scale)
+
+
 def _standardize(problem: Problem, releases: Releases) -> _Standardized:
     """Learn the columns and the target, and bring the rows into their units."""
     columns = _columns(problem, releases)
@@ -312,19 +315,6 @@ def _standardize(problem: Problem, releases: Releases) -> _Standardized:
         targets = np.where(problem.left_out, 0.0, targets)
     gradients = GlmGradients(problem.loss, table, targets, problem.outputs)
     return _Standardized(gradients, columns, centre, unit)
-
-
-class _Path:
-    """An observer of the training: some iterates."""
-
-    def __init__(self, steps: int, start: Vector) -> None:
-        stops = np.linspace(0, steps, min(_CHECKPOINTS, steps) + 1)
-        self.stops = set(np.rint(stops).astype(int).tolist())
-        self.points = [(0, start.copy())]
-
-    def record(self, step: int, before: Vector, x: Vector, gradient: Vector) -> None:
-        if step in self.stops:
-            self.points.append((step, x.copy()))
 
 
 def _columns(problem: Problem, releases: Releases) -> Columns:

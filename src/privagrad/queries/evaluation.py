@@ -1,190 +1,200 @@
-"""How well the rows are fitted, in one private query: the curve and the figures to show."""
+"""How well a model predicts rows: one private query, or the same figures exactly."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
-from dataclasses import dataclass
-from threading import Lock
-from typing import Any
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from privagrad._internal.jit import kernel
-from privagrad._internal.threads import pool_of
-from privagrad._internal.validate import Vector
-from privagrad.geometry.ellipsoid import Ellipsoid
-from privagrad.glm.gradients import GlmGradients
-from privagrad.glm.kernels import FlatRows, all_margins, all_norms
-from privagrad.glm.losses import Loss, class_slopes, class_value, lipschitz, slope, value
-from privagrad.privacy.mechanism import GaussianSum
+from privagrad._internal.validate import Integers, Vector
+from privagrad.glm.losses import Loss
 from privagrad.privacy.releases import Releases
 from privagrad.queries.columns import Share
+from privagrad.queries.figures import Evaluation, Sample, numbers, several_classes, two_classes
+from privagrad.queries.histograms import Histogram, Weights, release_histograms
 
 EVALUATION = Share("evaluation", 0.12)
 
-_CURVE = 0.25
-"""Weight of the curve's points beside the last model's figures."""
+_POINTS = 8
+"""Values that stand for a bin: its rows count as spread evenly."""
 
-_ROWS = 16_384
+
+def _both_sides(*edges: float) -> Vector:
+    return np.array([*(-e for e in reversed(edges)), 0.0, *edges])
+
+
+# What lies beyond the outer edges counts as within them.
+LOG_ODDS = _both_sides(0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0)
+CHANCES = np.array(
+    [0, 0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.35, 0.4, 0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.95, 0.98, 1.0]
+)
+SURPRISES = np.array(
+    [0, 0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 1.25, 1.5, 1.75, 2.0, 2.5, 3.0, 3.5, 4.0]
+)
+UNITS = _both_sides(
+    0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.6, 0.8, 1.0, 1.25, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0
+)
 
 
 @dataclass(frozen=True)
-class Evaluation:
-    """Means over the rows, each with Gaussian noise of a known size.
+class Predicted:
+    """Rows with their margins and targets, in the same units, as the loss needs them.
 
-    Attributes
-    ----------
-    steps, losses, clipped : list
-        The curve: after each of the steps, the mean loss, in which no row counts more than
-        `loss_cap`, and the share of rows whose gradients are shrunk.
-    curve_noise : float
-        The standard deviation of the noise in a point of `clipped`; times `loss_cap` that in a
-        point of `losses`.
-    loss_cap : float
-        What no row's loss counts more than.
-    score : float
-        The share of right predictions, or 1 minus the mean loss over `loss_cap`.
-    baseline : float
-        The same for the most frequent class, or for the target's centre.
-    score_noise : float
-        The standard deviation of the noise in both.
-    shares : list of float
-        The shares of the classes; empty for a regression.
+    `known` says which rows count. For numbers, `scale` holds the centre and the unit that turn them
+    into the target's own units.
     """
 
-    steps: list[int]
-    losses: list[float]
-    clipped: list[float]
-    curve_noise: float
-    loss_cap: float
-    score: float
-    baseline: float
-    score_noise: float
-    shares: list[float]
+    loss: Loss
+    margins: Vector
+    targets: Vector
+    known: NDArray[np.bool_]
+    scale: tuple[float, float] = (0.0, 1.0)
+
+    @classmethod
+    def of(
+        cls, loss: Loss, margins: Vector, targets: Vector,
+        left_out: NDArray[np.bool_] | None = None, scale: tuple[float, float] = (0.0, 1.0),
+    ) -> Predicted:  # fmt: skip
+        """Rows that are left out, or whose margins or targets are not finite, do not count."""
+        known = np.isfinite(targets)
+        for column in margins.reshape(len(margins), -1).T:
+            known &= np.isfinite(column)
+        if left_out is not None:
+            known &= ~left_out
+        one = known if margins.ndim == 1 else known[:, None]
+        return cls(
+            loss, np.where(one, margins, 0.0), np.where(known, targets, 0.0), known, scale
+        )  # fmt: skip
+
+    @property
+    def quantile(self) -> float:
+        return float(self.loss.parameter or 0.5) if self.loss.name == "quantile" else 0.5
+
+    @property
+    def chances_are_known(self) -> bool:
+        return self.loss.name in ("logistic", "softmax")
 
 
-def evaluate(
-    gradients: GlmGradients,
-    ellipsoid: Ellipsoid,
-    path: Sequence[tuple[int, Vector]],
-    left_out: NDArray[np.bool_] | None,
-    releases: Releases,
-) -> Evaluation:
-    """Evaluate the iterates of `path`, the last of which is the model, on the rows.
+def evaluate(rows: Predicted, releases: Releases) -> Evaluation:
+    """Figures with noise.
 
     Guarantees
     ----------
-    One Gaussian release, the plan's event "evaluation": a row's vector holds numbers from 0 to 1
-    and is bounded to norm 1 after division by the largest norm such a vector can have. It depends
-    on that row alone, and is 0 where a loss is not a number.
+    One Gaussian release, the plan's event "evaluation", of histograms: see `release_histograms`.
+    A row's cells depend on that row alone. Rows that do not count add nothing.
     """
-    loss, outputs, n = gradients.loss, gradients.outputs, gradients.rows.shape[0]
-    regression = loss.regression
-    if ellipsoid.dim != gradients.dim:
-        raise ValueError(
-            f"Expected an ellipsoid of dimension {gradients.dim}, found {ellipsoid.dim}."
-        )
-    cap = _cap(loss, outputs)
-    classes = 0 if regression else max(outputs, 2)
-    marks = len(path) - 1  # at the start all is known
-    largest = math.sqrt((3 if regression else 2) + 2 * marks * _CURVE**2)
-    first_mark = 1 + (classes or 2)
-    dim = first_mark + 2 * marks
-    mechanism = GaussianSum(dim, releases.noise_for(EVALUATION.purpose), n)
-    total = mechanism.sum()
-    points = np.concatenate([gradients.point(x) for _, x in path[1:]])
-    data, indices, starts, dense = gradients.rows.flat
-    adding = Lock()
+    if rows.loss.regression:
+        found = _numbers(rows, releases)
+    elif rows.margins.ndim == 2:
+        found = _several(rows, releases)
+    else:
+        score = _binned(rows.margins, LOG_ODDS) + _bins(LOG_ODDS) * (rows.targets > 0)
+        [counts] = _released(rows, [Histogram(2, _bins(LOG_ODDS))], [score], releases)
+        found = two_classes(_spread(counts, LOG_ODDS), _edges(rows))
+    return found
 
-    def add_answers(first: int) -> None:
-        stop = min(first + _ROWS, n)
-        table = FlatRows(data, indices, starts[first : stop + 1], dense)
-        vectors = np.zeros((stop - first, dim))
-        _answer(
-            all_margins(table, points, marks * outputs).reshape(-1, marks, outputs),
-            all_norms(table, ellipsoid.whitening), gradients.targets[first:stop], *loss.key, cap,
-            classes, vectors,
-        )  # fmt: skip
-        if left_out is not None:
-            vectors[left_out[first:stop]] = 0.0
-        vectors /= largest
-        with adding:
-            total.add(vectors)
 
-    with pool_of(None if n > _ROWS else 1) as pool:
-        list((map if pool is None else pool.map)(add_answers, range(0, n, _ROWS)))
-    noise = mechanism.noise_multiplier * largest / n
-    means = mechanism.release(total, releases.source) * largest
-    known = means[1 : 1 + classes] if classes else means[2:3]
-    counted = max(float(known.sum()), noise)
-    curve = means[first_mark:].reshape(marks, 2) / (_CURVE * counted)
-    shares = np.clip(known / counted, 0.0, 1.0).tolist() if classes else []
-    start = float(loss.value(*_at_start(outputs, classes))[0]) if classes else math.nan
-    return Evaluation(
-        [step for step, _ in path],
-        [start, *(cap * curve[:, 0]).tolist()],
-        [math.nan, *np.clip(curve[:, 1], 0.0, 1.0).tolist()],
-        noise / (_CURVE * counted),
-        cap,
-        float(np.clip(means[0] / counted, 0.0, 1.0)),
-        max(shares) if classes else float(np.clip(means[1] / counted, 0.0, 1.0)),
-        noise / counted,
-        shares,
+def evaluate_exactly(rows: Predicted) -> Evaluation:
+    """The same figures without noise. NOT private."""
+    known = rows.known
+    if not known.any():
+        raise ValueError("Expected rows with a target, found none.")
+    margins, targets = rows.margins[known], rows.targets[known]
+    if rows.loss.regression:
+        with np.errstate(over="ignore"):
+            samples = _exact(targets), _exact(margins - targets)
+        return numbers(*samples, rows.quantile, rows.scale)
+    if margins.ndim == 1:
+        return two_classes(_exact(margins, targets > 0, 2), _edges(rows))
+    k, labels, guesses = margins.shape[1], targets.astype(np.int64), margins.argmax(axis=1)
+    confusion = np.bincount(labels * k + guesses, minlength=k * k).reshape(1, k, k) / labels.size
+    top, surprise = _chances(margins, labels)
+    return several_classes(
+        confusion.sum(axis=2),
+        confusion,
+        _exact(top, guesses == labels, 2),
+        _exact(surprise) if rows.chances_are_known else None,
+        CHANCES,
     )
 
 
-@kernel()
-def _answer(
-    margins: Any, norms: Any, targets: Any, code: Any, parameter: Any, cap: Any, classes: Any,
-    answers: Any,
-) -> None:  # fmt: skip
-    """One row of numbers from 0 to 1 for each row, from its margins at all marks and its norm.
+def _numbers(rows: Predicted, releases: Releases) -> Evaluation:
+    with np.errstate(over="ignore"):  # a warning would tell of a private target
+        residuals = rows.margins - rows.targets
+    cells = [_binned(rows.targets, UNITS), _binned(residuals, UNITS)]
+    asked = [Histogram(1, _bins(UNITS))] * 2
+    counts = _released(rows, asked, cells, releases)
+    targets, errors = (_spread(part, UNITS) for part in counts)
+    return replace(numbers(targets, errors, rows.quantile, rows.scale), scale=rows.scale)
 
-    NaN where a loss is.
+
+def _several(rows: Predicted, releases: Releases) -> Evaluation:
+    k, labels = rows.margins.shape[1], rows.targets.astype(np.int64)
+    guesses = rows.margins.argmax(axis=1)
+    top, surprise = _chances(rows.margins, labels)
+    edges = np.append(SURPRISES, SURPRISES[-1] + np.arange(1, 2 + int(np.log(k / 2))))
+    asked = [Histogram(1, k, ordered=False), Histogram(k, k, ordered=False), Histogram(2, 1)]
+    right = (guesses == labels).astype(np.int64)
+    cells = [labels, labels * k + guesses, right]
+    if rows.chances_are_known:
+        asked[2:] = [Histogram(2, _bins(CHANCES)), Histogram(1, _bins(edges))]
+        cells[2:] = [_binned(top, CHANCES) + _bins(CHANCES) * right, _binned(surprise, edges)]
+    shares, confusion, sure, *losses = _released(rows, asked, cells, releases)
+    return several_classes(
+        shares[:, 0],
+        confusion,
+        _spread(sure, CHANCES if losses else np.array([0.0, 1.0])),
+        _spread(losses[0], edges) if losses else None,
+        CHANCES,
+    )
+
+
+def _edges(rows: Predicted) -> Vector | None:
+    return LOG_ODDS if rows.chances_are_known else None
+
+
+def _released(
+    rows: Predicted, asked: list[Histogram], cells: list[Integers], releases: Releases
+) -> list[Weights]:
+    inside = np.where(rows.known[:, None], np.stack(cells, axis=1), -1)
+    return release_histograms(asked, inside, releases, EVALUATION.purpose)
+
+
+def _chances(margins: Vector, labels: Integers) -> tuple[Vector, Vector]:
+    """The largest probability, and -log of that of the true class.
+
+    Class by class: the order of a sum over an axis may depend on a row's place.
     """
-    _, marks, outputs = margins.shape
-    slopes = np.empty(outputs)
-    for i in range(answers.shape[0]):
-        answer, target = answers[i], targets[i]
-        label = np.int64(target if outputs > 1 else target > 0)
-        share = 0.0
-        for k in range(marks):
-            if outputs > 1:
-                share = class_value(code, margins[i, k], label) / cap
-                slopes[:] = margins[i, k]
-                class_slopes(code, slopes, label)
-                steep = math.sqrt(np.square(slopes).sum())
-            else:
-                share = value(code, parameter, margins[i, k, 0], target) / cap
-                # A regression's rows are shrunk by what the largest slope would need.
-                steep = lipschitz(code, parameter)
-                if classes:
-                    steep = abs(slope(code, parameter, margins[i, k, 0], target))
-            share = 1.0 if share > 1.0 else share
-            at = answer.size - 2 * (marks - k)
-            answer[at] = _CURVE * share
-            answer[at + 1] = _CURVE if steep * norms[i] > 1.0 else 0.0
-        if not classes:
-            nothing = value(code, parameter, 0.0, target) / cap
-            answer[0] = 1.0 - share
-            answer[1] = 0.0 if nothing > 1.0 else 1.0 - nothing
-            answer[2] = 1.0
-            continue
-        last = margins[i, marks - 1]
-        guess = last.argmax() if outputs > 1 else np.int64(last[0] > 0.0)
-        answer[0] = 1.0 if guess == label else 0.0
-        answer[1 + label] = 1.0
+    best = margins[:, 0].copy()
+    for column in margins.T[1:]:
+        np.maximum(best, column, out=best)
+    total = np.zeros(len(margins))
+    for column in margins.T:
+        total += np.exp(np.maximum(column - best, -700.0))
+    at_label = np.take_along_axis(margins, labels[:, None], axis=1)[:, 0]
+    return 1 / total, np.log(total) + (best - at_label)
 
 
-def _cap(loss: Loss, outputs: int) -> float:
-    """The largest loss that a row counts with: twice that at the start, or of four units."""
-    if loss.regression:
-        return 4 * loss.lipschitz
-    return 2 * float(loss.value(*_at_start(outputs, max(outputs, 2)))[0])
+def _bins(edges: Vector) -> int:
+    return edges.size - 1
 
 
-def _at_start(outputs: int, classes: int) -> tuple[Vector, Vector]:
-    """Margins and target of one row before the first step."""
-    return (np.zeros((1, classes)), np.zeros(1)) if outputs > 1 else (np.zeros(1), np.ones(1))
+def _binned(values: Vector, edges: Vector) -> Integers:
+    """The bin of each value, which is above its lower edge and at most its upper one."""
+    return np.asarray(np.searchsorted(edges[1:-1], values), dtype=np.int64)
+
+
+def _spread(counts: Weights, edges: Vector) -> Sample:
+    """The bins as values within them."""
+    inside = (np.arange(_POINTS) + 0.5) / _POINTS
+    values = edges[:-1, None] + np.diff(edges)[:, None] * inside
+    return Sample(values.ravel(), np.repeat(counts / _POINTS, _POINTS, axis=-1))
+
+
+def _exact(values: Vector, groups: NDArray[np.bool_] | None = None, count: int = 1) -> Sample:
+    """The different values, and the shares of the rows of each group that have them."""
+    values, places = np.unique(values, return_inverse=True)
+    cells = places if groups is None else places + values.size * groups
+    shares = np.bincount(cells, minlength=count * values.size) / places.size
+    return Sample(values, shares.reshape(1, count, values.size))

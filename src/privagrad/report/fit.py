@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from privagrad.data.models import INTERVAL, SavedModel
 from privagrad.privacy.ledger import Account
-from privagrad.report.charts import Kind, Series, bar_chart, gauge, line_chart
-from privagrad.report.page import Banner, Block, Card, Cell, Chart, Figure, Table, Text, write_page
+from privagrad.report.charts import Kind, bar_chart, gauge
+from privagrad.report.figures import figure_blocks
+from privagrad.report.page import Banner, Block, Card, Cell, Figure, Table, Text, write_page
 
 _BARS = 24
-_TEST = {
-    "majority": "accuracy of the majority class",
-    "mean_absolute_error": "mean absolute error",
-    "mean_absolute_error_of_median": "mean absolute error of the median",
-}
-"""What the keys of a test's scores are called."""
-
-
 _HIDDEN = {
     "zero-out": "whether one given row contributed; the number of rows is public",
     "replace-one": "what any one row holds; the number of rows is public",
@@ -41,6 +36,23 @@ def write_fit_report(path: Path, model: SavedModel, account: Account | None = No
     write_page(path, f"Private model of {_target(model)}", subtitle, _blocks(model, account))
 
 
+def write_evaluation_report(path: Path, model: SavedModel, found: Mapping[str, Any]) -> None:
+    """Write one HTML file about how well a model predicts a table."""
+    where = f"table {found['table']}, {found['rows']} rows"
+    banner = Banner("NOT PRIVATE: exact figures, which reveal something about the rows.", "warning")
+    if privacy := found.get("privacy"):
+        banner = Banner("NOT PRIVATE: the noise was seeded and can be repeated.", "warning")
+        if not privacy["seeded"]:
+            banner = Banner(
+                f"Epsilon {privacy['epsilon']:.4g} at delta {privacy['delta']:.3g} for these "
+                f"figures: a reader can hardly tell {_HIDDEN[privacy['relation']]}.",
+                "good",
+            )
+    blocks = [banner, *figure_blocks(found, model.classes, where), _model_card(model)]
+    subtitle = f"{model.loss} of {model.made['at']}, evaluated on {where}"
+    write_page(path, f"Evaluation of a model of {_target(model)}", subtitle, blocks)
+
+
 def _blocks(model: SavedModel, account: Account | None) -> list[Block]:
     privacy = model.privacy
     guarantee = (
@@ -55,11 +67,13 @@ def _blocks(model: SavedModel, account: Account | None) -> list[Block]:
     blocks: list[Block] = [banner, _privacy_card(model), _model_card(model)]
     if account is not None:
         blocks.append(_budget(model, account))
-    blocks += [_quality(model), *_curves(model), _coefficients(model)]
+    blocks += figure_blocks(model.evaluation, model.classes, "training rows")
+    if test := model.evaluation.get("test"):
+        where = f"test table {test['table']}, {test['rows']} rows"
+        blocks += figure_blocks(test, model.classes, where)
+    blocks.append(_coefficients(model))
     if np.ptp(model.scale) > 0:
         blocks.append(_ellipsoid(model))
-    if "test" in model.evaluation:
-        blocks.append(_test_card(model))
     return [*blocks, _events(model), _all_coefficients(model), _guarantee(model)]
 
 
@@ -110,43 +124,6 @@ def _budget(model: SavedModel, account: Account) -> Figure:
     return Figure(f"Budget of {account.name}", gauge(parts, account.epsilon, "epsilon"), note)
 
 
-def _quality(model: SavedModel) -> Figure:
-    found = model.evaluation
-    names = ["this model", "majority class" if model.classes else "centre of the target"]
-    error = 2 * found["score_noise"]
-    what = "accuracy" if model.classes else "1 - mean loss / cap"
-    values = [found["score"], found["baseline"]]
-    chart = bar_chart(names, values, [error, error], x_label=f"{what}, training rows")
-    caption = (
-        "Private: measured with noise and charged to epsilon. Whiskers are ±2 standard deviations "
-        "of that noise."
-    )
-    return Figure("Score", chart, caption)
-
-
-def _curves(model: SavedModel) -> list[Figure]:
-    noise, cap = 2 * model.evaluation["curve_noise"], model.evaluation["loss_cap"]
-    label = f"mean loss (at most {cap:.3g} for each row)"
-    loss = _curve(model, "losses", noise * cap, "loss", label)
-    share = _curve(model, "clipped", noise, "clipped", "share of rows", (0.0, 1.0))
-    band = "Private: the band is ±2 standard deviations of the noise that was added."
-    return [
-        Figure("Loss", loss, band),
-        Figure("Rows with clipped gradients", share, f"Projected onto the ellipsoid. {band}"),
-    ]
-
-
-def _curve(
-    model: SavedModel, key: str, noise: float, name: str, label: str,
-    y_range: tuple[float, float] | None = None,
-) -> Chart:  # fmt: skip
-    values = np.array(model.evaluation[key], dtype=np.float64)
-    known = np.isfinite(values)
-    values, steps = values[known], np.array(model.evaluation["steps"], dtype=np.float64)[known]
-    line = Series(name, steps, values, values - noise, values + noise)
-    return line_chart([line], "step", label, y_range=y_range)
-
-
 def _coefficients(model: SavedModel) -> Figure:
     effects = model.coef * model.unit
     noise = model.coef_noise * model.unit
@@ -184,16 +161,6 @@ def _ellipsoid(model: SavedModel) -> Figure:
         few + "A half axis bounds the gradient of a row in that column. The noise in the column is "
         "proportional to it. Columns are in their learned units.",
     )
-
-
-def _test_card(model: SavedModel) -> Card:
-    test = model.evaluation["test"]
-    rows = [
-        (_TEST.get(key, key), value if isinstance(value, str) else f"{value:.5g}", "")
-        for key, value in test.items()
-        if key != "private"
-    ]
-    return Card("Test table: NOT private, exact scores", rows)
 
 
 def _events(model: SavedModel) -> Table:

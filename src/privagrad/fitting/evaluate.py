@@ -1,0 +1,212 @@
+"""Figures of a saved model on other rows: exact ones, or private ones that a budget pays for."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from privagrad._internal import validate
+from privagrad._internal.validate import Vector
+from privagrad.data.libsvm import is_libsvm, libsvm_schema, open_libsvm
+from privagrad.data.models import SavedModel
+from privagrad.data.readers import open_table, require_table
+from privagrad.data.tables import Table
+from privagrad.fitting.budget import paying_account, refusal, require_own_rows
+from privagrad.fitting.checks import require_delta_of, require_test_rows, warn_if_weak
+from privagrad.fitting.plan import class_numbers
+from privagrad.fitting.snapshots import fingerprint, snapshot
+from privagrad.glm.losses import Loss
+from privagrad.glm.rows import as_rows
+from privagrad.linear import default_delta
+from privagrad.privacy.accounting import PrivacyPlan
+from privagrad.privacy.events import GaussianEvent
+from privagrad.privacy.ledger import Account, BudgetError, Ledger
+from privagrad.privacy.noise import random_source
+from privagrad.privacy.releases import Releases
+from privagrad.queries.categories import PURPOSE as CATEGORIES
+from privagrad.queries.evaluation import EVALUATION, Predicted, evaluate, evaluate_exactly
+from privagrad.queries.figures import Evaluation
+
+
+@dataclass(frozen=True)
+class EvaluationRequest:
+    """What a user asks for: without an `epsilon`, exact figures that no budget pays for.
+
+    `dataset` names the budget in `ledger` that pays. Without a `delta` it is the budget's, or else
+    below 1/(10 n). A `seed` makes figures that are not private.
+    """
+
+    model: SavedModel
+    table: Path
+    epsilon: float | None = None
+    delta: float | None = None
+    dataset: str | None = None
+    ledger: Ledger | None = None
+    seed: int | None = None
+
+
+@dataclass(frozen=True)
+class PreparedEvaluation:
+    """Rows that were read and checked; nothing is spent. `plan` is None for exact figures."""
+
+    request: EvaluationRequest
+    rows: Predicted
+    delta: float
+    plan: PrivacyPlan | None
+    account: Account | None
+    fingerprint: str | None
+
+
+def prepare_evaluation(request: EvaluationRequest) -> PreparedEvaluation:
+    """Check the budget before anything is read; then read, check and plan. Releases nothing."""
+    account = None
+    if request.epsilon is not None:
+        account = _paying(request, request.epsilon)
+    elif request.dataset is not None or request.delta is not None:
+        raise ValueError(
+            "Expected --epsilon with --dataset or --delta, found none: exact figures are not "
+            "private, and are charged to no budget."
+        )
+    require_table(request.table)
+    path, content = request.table, None
+    with ExitStack() as stack:
+        if account is not None:
+            path = stack.enter_context(snapshot(path))
+            content = fingerprint(path)
+            require_own_rows(request, account, content)
+        elif request.epsilon is None:
+            _require_no_budget(request)
+        table = _opened(request.model, path)
+    rows = _predicted(request, table)
+    if request.epsilon is None:
+        return PreparedEvaluation(request, rows, 0.0, None, None, None)
+    delta = request.delta or (account.delta if account else default_delta(table.n))
+    validate.delta_of(delta, table.n)
+    plan = _plan(request.epsilon, delta)
+    return PreparedEvaluation(request, rows, delta, plan, account, content)
+
+
+def run_evaluation(job: PreparedEvaluation) -> dict[str, Any]:
+    """Figures as JSON keeps them, with what they cost: reserved before they are released."""
+    request, ledger = job.request, job.request.ledger
+    about: dict[str, Any] = {"table": request.table.name, "run": None}
+    if job.plan is None:
+        found = evaluate_exactly(job.rows)
+        about["rows"] = int(job.rows.known.sum())
+        return {**about, **as_values(found, request.model.classes)}
+    if job.account is not None and ledger is not None:
+        about["run"] = _reserve(job, job.account, ledger, job.plan)
+    releases = Releases(job.plan, random_source(request.seed), job.delta)
+    found, report = evaluate(job.rows, releases), releases.report()
+    if about["run"] is not None and ledger is not None:
+        ledger.finish(about["run"], report.events)
+    cost = {"epsilon": report.epsilon, "delta": report.delta, "relation": report.relation,
+            "seeded": report.seeded}  # fmt: skip
+    about["rows"] = len(job.rows.known)
+    return {**about, "privacy": cost, **as_values(found, request.model.classes)}
+
+
+def as_values(found: Evaluation, classes: list[str] | None) -> dict[str, Any]:
+    """Figures as JSON keeps them, with the verdict."""
+    return {"verdict": found.verdict(classes), **asdict(found)}
+
+
+def exact_figures(model: SavedModel, table: Table) -> Evaluation:
+    """Of all rows with a target that the model knows. NOT private."""
+    margins = np.concatenate([model.margins(part.X) for part in table.parts()])
+    return evaluate_exactly(_known(model, margins, table.targets))
+
+
+def _paying(request: EvaluationRequest, epsilon: float) -> Account | None:
+    validate.positive("epsilon", epsilon)
+    if request.delta is not None:
+        validate.delta_of(request.delta)
+    warn_if_weak(epsilon, request.delta)
+    if request.model.classes is None and _scale(request.model) is None:
+        raise ValueError(
+            "Expected a model file that states the scale of its target, found one of an earlier "
+            "version: fit the model again, or leave out --epsilon. Nothing was spent."
+        )
+    account = paying_account(request)
+    if account is not None and request.delta is not None:
+        require_delta_of(account, request.delta)
+    return account
+
+
+def _require_no_budget(request: EvaluationRequest) -> None:
+    """Refuse exact figures on rows that are known to be private."""
+    if request.ledger is None or not request.ledger.path.exists():
+        return
+    if owners := request.ledger.owners(fingerprint(request.table)):
+        raise ValueError(
+            f"Expected rows without a budget for exact figures, found those of {owners[0]!r}: they "
+            f"are private. Give --epsilon and --dataset {owners[0]}. Nothing was spent."
+        )
+
+
+def _opened(model: SavedModel, path: Path) -> Table:
+    if model.schema is not None:
+        if is_libsvm(path):
+            raise ValueError(
+                f"Expected a table with the columns of {model.made['table']}, found {path.name}."
+            )
+        return open_table(path, model.schema)
+    schema = libsvm_schema("number" if model.classes is None else "category",
+                           tuple(model.classes or ()))  # fmt: skip
+    return open_libsvm(path, schema, len(model.features))
+
+
+def _predicted(request: EvaluationRequest, table: Table) -> Predicted:
+    model, name = request.model, request.table.name
+    discovered = any(event["purpose"] == CATEGORIES for event in model.privacy["events"])
+    if request.epsilon is None:
+        require_test_rows(table, name, stated=model.classes is not None and not discovered)
+    elif model.classes is not None:
+        class_numbers(table.targets, discovered=discovered)
+    margins = as_rows(table.rows()).margins(np.ascontiguousarray(model.coef.T))
+    with np.errstate(over="ignore"):  # a warning would tell of a private row
+        margins = margins + model.intercept
+    return _known(model, margins, table.targets, _scale(model))
+
+
+def _known(
+    model: SavedModel, margins: Vector, targets: Vector, scale: tuple[float, float] | None = None
+) -> Predicted:
+    """Rows as the loss of the model needs them; with a scale, numbers in its units."""
+    parameter = model.made.get("loss_parameter")
+    loss = Loss(model.loss, parameter)
+    if model.classes is None:
+        centre, unit = scale or (0.0, 1.0)
+        with np.errstate(over="ignore"):
+            margins, targets = (margins[:, 0] - centre) / unit, (targets - centre) / unit
+        return Predicted.of(loss, margins, targets, scale=(centre, unit))
+    left_out = ~(targets >= 0)
+    targets = np.where(left_out, 0.0, targets)
+    if len(model.intercept) > 1:
+        return Predicted.of(loss.multiclass_twin, margins, targets, left_out)
+    return Predicted.of(loss, margins[:, 0], 2 * targets - 1, left_out)
+
+
+def _scale(model: SavedModel) -> tuple[float, float] | None:
+    found = model.evaluation.get("scale")
+    return None if found is None else (float(found[0]), float(found[1]))
+
+
+def _plan(epsilon: float, delta: float) -> PrivacyPlan:
+    event = GaussianEvent(1.0, purpose=EVALUATION.purpose)
+    return PrivacyPlan.calibrate_event(event, epsilon, delta)
+
+
+def _reserve(job: PreparedEvaluation, account: Account, ledger: Ledger, plan: PrivacyPlan) -> str:
+    epsilon = float(job.request.epsilon or 0.0)
+    note = f"evaluate {job.request.table.name}: epsilon {epsilon:g}"
+    try:
+        return ledger.reserve(account.name, plan.events, note, job.fingerprint)
+    except BudgetError:
+        current = ledger.account(account.name)
+        after = current.spent_with(plan.events)
+        raise refusal(current, epsilon, after, lambda e: _plan(e, job.delta).events) from None
