@@ -25,8 +25,8 @@ from privagrad.cli._output import (
     say,
     show_table,
 )
-from privagrad.data.encoding import Tally
 from privagrad.data.models import SavedModel, load_model
+from privagrad.data.parsing import Tally
 
 ModelFile = Annotated[Path, typer.Argument(help="A model file of privagrad fit.")]
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from privagrad.data.encoding import polars
+from privagrad.data._polars import polars
 from privagrad.data.libsvm import is_libsvm
 from privagrad.data.schema import MISSING_MARKS, Column, Kind, Schema, did_you_mean
 from privagrad.data.tables import CHUNK

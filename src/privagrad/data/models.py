@@ -18,14 +18,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from privagrad._internal.atomic import atomic_write
-from privagrad.data.encoding import Tally
 from privagrad.data.libsvm import is_libsvm, libsvm_schema
+from privagrad.data.parsing import Tally
 from privagrad.data.readers import chunks
 from privagrad.data.schema import Kind, Schema, as_values, from_values
 from privagrad.data.tables import Rows
 from privagrad.privacy.events import relation_named
 
-FORMAT, VERSION = "privagrad-model", 1
+FORMAT, VERSION = "privagrad-model", 2
 _ARRAYS = ("coef", "intercept", "coef_noise", "intercept_noise", "centre", "unit", "scale")
 
 
@@ -86,7 +86,16 @@ class SavedModel:
         return chunks(path, self.schema, target=target, tally=tally)
 
     def margins(self, X: Any) -> NDArray[np.float64]:
-        return np.asarray(X @ self.coef.T + self.intercept, dtype=np.float64)
+        """X @ coef.T + intercept, a missing entry, NaN, being its column's centre."""
+        return np.asarray(self._filled(X) @ self.coef.T + self.intercept, dtype=np.float64)
+
+    def _filled(self, X: Any) -> Any:
+        if hasattr(X, "tocsr"):
+            X = X.tocsr().copy()
+            blank = np.isnan(X.data)
+            X.data[blank] = self.centre[X.indices[blank]]
+            return X
+        return np.where(np.isnan(X), self.centre, X)
 
     def answers(self, X: Any) -> NDArray[np.float64]:
         """Numbers for a regression, or the numbers of the predicted classes."""
@@ -133,7 +142,7 @@ def load_model(path: Path) -> SavedModel:
                 packed = io.BytesIO(archive.read(f"{name}.npy"))
                 card[name] = np.load(packed, allow_pickle=False)
         if card["schema"] is not None:
-            card["schema"] = from_values(card["schema"])
+            card["schema"] = from_values(card["schema"], indicators=version > 1)
         if "relation" in card["privacy"]:
             card["privacy"]["relation"] = relation_named(card["privacy"]["relation"])
         model = SavedModel(**card)

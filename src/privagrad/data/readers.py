@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from privagrad.data.encoding import Cells, Parser, Tally, encoding_of, one_hot
+from privagrad.data.encoding import encoding_of, one_hot
 from privagrad.data.frames import frames, infer_schema, require_table
 from privagrad.data.libsvm import is_libsvm, libsvm_schema, open_libsvm
+from privagrad.data.parsing import Cells, Parser, Tally
 from privagrad.data.schema import Schema
 from privagrad.data.tables import ColumnTable, Rows, Spool, Table
 
@@ -18,7 +20,7 @@ __all__ = ["chunks", "infer_schema", "open_table", "open_test_table", "read_tabl
 
 
 def open_table(path: Path, schema: Schema) -> Table:
-    """Parse a file, once: numbers within bounds, blanks filled, categories as codes.
+    """Parse a file, once: numbers within bounds, blanks as NaN, categories as codes.
 
     The schema has a target. Values of categories that it does not state are counted.
     """
@@ -66,7 +68,10 @@ def chunks(
 
 
 def read_table(path: Path, target: str | None = None) -> Rows:
-    """A file of numbers alone, without a schema: all columns but the target are features."""
+    """A file of numbers alone, without a schema: all columns but the target are features.
+
+    Blanks are 0.
+    """
     require_table(path)
     schema = libsvm_schema("number") if is_libsvm(path) else _schema_of_numbers(path, target)
     table = open_table(path, schema)
@@ -82,7 +87,8 @@ def _schema_of_numbers(path: Path, target: str | None) -> Schema:
         if column.kind != "number":
             what = "a numeric target" if column.name == target else "numeric columns only"
             raise TypeError(f"Expected {what}, found {column.name!r}: encode it as numbers first.")
-    return Schema(schema.columns, target, schema.separator, schema.header)
+    columns = tuple(replace(column, missing=0.0) for column in schema.columns)
+    return replace(schema, columns=columns, target=target)
 
 
 def _unknown(schema: Schema) -> list[str]:
@@ -92,7 +98,7 @@ def _unknown(schema: Schema) -> list[str]:
 
 
 def _open_columns(path: Path, schema: Schema, unknown: list[str], dtype: Any) -> ColumnTable:
-    kinds = [column.kind for column in schema.features]
+    kinds = [part.kind for part in schema.encoded]
     if not kinds:
         raise ValueError(f"Expected columns to read in {path.name}, found none.")
     parser = Parser(schema, unknown=unknown)
