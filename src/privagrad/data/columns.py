@@ -106,7 +106,7 @@ class Schema:
     encoding : str
         That of a text file.
     decimal, thousands : str
-        The decimal point of numbers in text, and what separates groups of three digits, if anything.
+        The decimal point of numbers in text, and what separates groups of three digits, or "".
     sheet : str or None
         Of an Excel file with several.
     """

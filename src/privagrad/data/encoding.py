@@ -38,6 +38,11 @@ class Encoding:
     limits: Vector | None = None
     blanks: Integers | None = None
 
+    @property
+    def indicators(self) -> int:
+        """How many columns say where others are missing."""
+        return 0 if self.blanks is None else int(np.count_nonzero(self.blanks >= 0))
+
 
 def encoding_of(schema: Schema) -> Encoding:
     """The matrix that a schema's features are encoded as; unknown categories have no columns."""
@@ -62,7 +67,7 @@ def encoding_of(schema: Schema) -> Encoding:
             blanks += [-1] * len(part.categories)
     # One-hot columns hold one entry each, and columns that tell of blanks hardly any.
     places = np.array(blanks, dtype=np.int64)
-    told = np.count_nonzero(places >= 0)
+    told = int(np.count_nonzero(places >= 0))
     sparse = bool(groups) and len(schema.encoded) < _SPARSE * (len(names) - told)
     lower, upper = np.array(edges, dtype=np.float64).reshape(-1, 2).T.copy()
     limits = np.maximum(np.abs(lower), np.abs(upper))
@@ -112,8 +117,7 @@ def _csr(schema: Schema, encoding: Encoding, numbers: Any, codes: Codes) -> Any:
     """The rows as a CSR matrix: a category has at most one entry in a row, a blank has two."""
     from scipy.sparse import csr_array
 
-    told = 0 if encoding.blanks is None else np.count_nonzero(encoding.blanks >= 0)
-    shape = len(numbers), len(schema.encoded) + told
+    shape = len(numbers), len(schema.encoded) + encoding.indicators
     values, places = np.empty(shape), np.empty(shape, dtype=np.int32)
     at = k = 0
     for part, cells in _cells(schema, numbers, codes):

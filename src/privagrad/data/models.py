@@ -9,7 +9,7 @@ from __future__ import annotations
 import io
 import json
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -72,9 +72,17 @@ class SavedModel:
     scale: NDArray[np.float64]
 
     def rows(
-        self, path: Path, *, target: bool = False, tally: Tally | None = None
+        self,
+        path: Path,
+        *,
+        target: bool = False,
+        tally: Tally | None = None,
+        keep: Sequence[str] = (),
     ) -> Iterator[Rows]:
-        """The rows of another file in this model's columns, some ten thousand at a time."""
+        """The rows of another file in this model's columns, some ten thousand at a time.
+
+        Columns to `keep` come with them, as they are.
+        """
         if self.schema is None:
             kind: Kind = "number" if self.classes is None else "category"
             schema = libsvm_schema(kind, tuple(self.classes or ()))
@@ -83,7 +91,7 @@ class SavedModel:
             raise ValueError(
                 f"Expected a table with the columns of {self.made['table']}, found {path.name}."
             )
-        return chunks(path, self.schema, target=target, tally=tally)
+        return chunks(path, self.schema, target=target, tally=tally, keep=keep)
 
     def margins(self, X: Any) -> NDArray[np.float64]:
         """X @ coef.T + intercept, a missing entry, NaN, being its column's centre."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from tempfile import TemporaryFile
@@ -26,11 +26,13 @@ class Rows(NamedTuple):
     """Encoded rows: X of shape (n, d), dense or CSR, and the names of its columns.
 
     `y` holds numbers, or numbers of the schema's categories with -1 for others; NaN where missing.
+    A blank number is NaN. `kept` are further columns, as they are in the file.
     """
 
     X: Any
     y: Vector | None
     names: list[str]
+    kept: Sequence[Sequence[Any]] = ()
 
 
 @dataclass(frozen=True)
@@ -139,9 +141,7 @@ class ColumnTable(Table):
         """All rows as a CSR matrix, written into one piece of memory part by part."""
         from scipy.sparse import csr_array
 
-        blanks = self.encoding.blanks
-        told = 0 if blanks is None else np.count_nonzero(blanks >= 0)
-        most = self.n * (len(self.schema.encoded) + int(told))
+        most = self.n * (len(self.schema.encoded) + self.encoding.indicators)
         small = np.int32 if most < 2**31 else np.int64
         # Memory that is never written to is never taken.
         data, indices, starts = np.empty(most), np.empty(most, small), np.zeros(self.n + 1, small)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from itertools import product
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import polars as pl
@@ -64,7 +64,7 @@ def read_durations(texts: pl.Series) -> pl.Series:
     return found
 
 
-def _seconds(texts: pl.Series, pattern: str) -> Any:
+def _seconds(texts: pl.Series, pattern: str) -> pl.Series:
     import polars as pl
 
     groups = texts.str.extract_groups(pattern).struct.unnest()

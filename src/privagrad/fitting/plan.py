@@ -172,5 +172,5 @@ def _facts(table: Table, loss: Loss) -> PublicFacts:
     return PublicFacts(
         table.n, width, outputs, encoding.sparse, loss.regression, True, bounded,
         table.target.bounded, loss.name == "logistic", False,
-        indicators=0 if encoding.blanks is None else np.count_nonzero(encoding.blanks >= 0),
+        indicators=encoding.indicators,
     )  # fmt: skip

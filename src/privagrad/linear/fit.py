@@ -111,7 +111,7 @@ class Problem:
             self.calibrated,
             self.balanced,
             self.squares,
-            0 if self.blanks is None else np.count_nonzero(self.blanks >= 0),
+            0 if self.blanks is None else int(np.count_nonzero(self.blanks >= 0)),
         )
 
 
