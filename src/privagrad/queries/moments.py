@@ -121,7 +121,8 @@ def private_columns(
     """
     ranges, (means, squares, noise) = _ranges_and_moments(rows, queries, releases, limits, blanks)
     dim = means.size
-    told, known = _told(blanks, dim), _known_shares(means, noise, blanks)
+    # Votes, unlike powers, are not shrunk where another column of the row is large.
+    told, known = _told(blanks, dim), _known_shares(ranges.share, noise, blanks)
     means, squares, floor = means / known, squares / known, noise / known
     ranges = replace(ranges, share=ranges.share / known)
     if not ranges.found:
@@ -200,14 +201,14 @@ def _told(blanks: Integers | None, dim: int) -> NDArray[np.bool_]:
     return told
 
 
-def _known_shares(means: Vector, noise: float, blanks: Integers | None) -> Vector:
+def _known_shares(shares: Vector, noise: float, blanks: Integers | None) -> Vector:
     """The share of rows in which each column is not missing, where that is clear of noise.
 
-    The columns that tell are in units of 1.
+    `shares` are those of the rows where a column that tells of blanks is 1.
     """
     if blanks is None:
-        return np.ones(means.size)
-    missing = np.where(blanks >= 0, means[blanks], 0.0)
+        return np.ones(shares.size)
+    missing = np.where(blanks >= 0, shares[blanks], 0.0)
     known = np.maximum(1 - missing, max(_LEAST_KNOWN, SURE * noise))
     return np.where(missing > _LARGER * noise, np.minimum(known, 1.0), 1.0)
 
