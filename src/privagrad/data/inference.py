@@ -13,6 +13,7 @@ from privagrad.data.times import looks_like_dates
 if TYPE_CHECKING:
     import polars as pl
 
+_USUAL = (".", "")
 _STYLES = ((",", ""), (",", "."), (",", " "), (".", ","), (".", "'"))
 """Ways to write numbers besides the usual one: decimal point and separator of thousands."""
 
@@ -44,7 +45,8 @@ def are_numbers(texts: pl.Series, schema: Schema | None = None) -> bool:
     known = _known(texts)
     if not len(known) and len(not_blank(texts)):
         return False
-    plain = known if schema is None else plain_numbers(known, schema)
+    usual = schema is None or (schema.decimal, schema.thousands) == _USUAL
+    plain = known if schema is None or usual else plain_numbers(known, schema)
     return not plain.cast(polars().Float64, strict=False).null_count()
 
 
@@ -71,7 +73,7 @@ def number_style(columns: list[pl.Series]) -> tuple[str, str]:
     # Columns that are numbers in the usual way must stay numbers.
     stay = all(are_numbers(column, best[0]) for column in plain)
     if not max(counts) or len({style.decimal for style in best}) > 1 or not stay:
-        return usual.decimal, usual.thousands
+        return _USUAL
     return best[0].decimal, best[0].thousands
 
 
