@@ -250,7 +250,11 @@ def test_sparse_rows_of_many_parts_are_those_of_one(tmp_path, monkeypatch):
     lines = [f"{city},{age},1" for city, age in zip(picked, numbers, strict=True)]
     path.write_text("city,age,y\n" + "\n".join(lines))
     for known in (tuple(cities), ()):
-        columns = (Column("city", "category", categories=known), Column("age", missing=0.0), Column("y"))
+        columns = (
+            Column("city", "category", categories=known),
+            Column("age", missing=0.0),
+            Column("y"),
+        )
         table = open_table(path, Schema(columns, "y"))
         table = table if known else table.with_categories({"city": tuple(cities)})
         monkeypatch.setattr(tables, "CHUNK", 10)
