@@ -227,7 +227,7 @@ def test_numbers_are_brought_within_bounds_and_blanks_are_filled(tmp_path):
     )  # fmt: skip
     rows = read_rows(path, schema)
     assert rows.names == ["a", "a is missing", "b", "c", "c is missing"]
-    expected = [[0, 0, 1, np.nan, 1], [100, 0, -1, 7, 0], [100, 0, 3, 8, 0]]
+    expected = np.array([[0, 0, 1, np.nan, 1], [100, 0, -1, 7, 0], [100, 0, 3, 8, 0]])
     assert np.array_equal(rows.X, expected, equal_nan=True)
 
 

@@ -7,8 +7,7 @@ from scipy.sparse import csr_array
 from privagrad.glm.rows import as_rows
 from privagrad.queries import moments
 from privagrad.queries.columns import whitened_moments
-from tests.queries.test_moments import releases_of
-from tests.releases import releases_at
+from tests.releases import releases_at, releases_of
 
 LAYOUTS = ["dense", "csr"]
 
