@@ -344,6 +344,42 @@ def ask_bounded_columns(case, noise, rng, source):
     moments.bounded_columns(case.rows(), (low, high), releases, "moments")
 
 
+def with_blanks(case):
+    """Every column followed by one that says where it is NaN, and the places of those columns."""
+    dim = case.X.shape[1]
+    X = np.empty((len(case.X), 2 * dim), case.X.dtype)
+    # A row that was taken out is NaN in all columns, and says nothing of its blanks.
+    X[:, ::2], X[:, 1::2] = case.X, np.isnan(case.X) & ~np.isnan(case.X).all(axis=1)[:, None]
+    blanks = np.where(np.arange(2 * dim) % 2 == 0, np.arange(2 * dim) + 1, -1)
+    return case.rows(X), blanks
+
+
+def ask_columns_with_blanks(case, noise, rng, source):
+    rows, blanks = with_blanks(case)
+    noises = {share.purpose: noise for share in moments.COLUMNS.shares}
+    releases, limits = releases_at(noises, source), np.where(blanks < 0, 1.0, np.inf)
+    moments.private_columns(rows, moments.COLUMNS, releases, limits=limits, blanks=blanks)
+
+
+def ask_bounded_columns_with_blanks(case, noise, rng, source):
+    rows, blanks = with_blanks(case)
+    low = np.where(blanks < 0, 0.0, rng.uniform(-9, 3, blanks.size))
+    high = np.where(blanks < 0, 1.0, low + 10.0 ** rng.uniform(-9, 9, blanks.size))
+    releases = releases_at({"moments": noise}, source)
+    moments.bounded_columns(rows, (low, high), releases, "moments", blanks=blanks)
+
+
+def ask_norms_of_blanks_at_centres(case, noise, rng, source):
+    """As a fit asks: NaN becomes 0 by standardisation; what was taken out is infinite."""
+    gone = np.isnan(case.X).all(axis=1)
+    rows = case.rows(np.where(gone[:, None], np.inf, case.X).astype(case.X.dtype))
+    dim = case.X.shape[1]
+    centre, unit = rng.standard_normal(dim), 10.0 ** rng.uniform(-3, 3, dim)
+    table = rows.standardized(centre, unit, True)
+    releases = releases_at({"norms": noise}, source)
+    queries.private_norm(table, np.ones(dim + 1), releases, "norms")
+
+
 def ask_algorithm3(case, noise, rng, source):
     if case.layout == "csr":
         return ask_ranges(case, noise, rng, source)
@@ -401,8 +437,9 @@ def class_numbers(y: np.ndarray, classes: int) -> np.ndarray:
 
 QUESTIONS = [
     ask_ranges, ask_rare, ask_moments, ask_norms, ask_second_moments, ask_columns,
-    ask_bounded_columns, ask_algorithm3, ask_calibration, ask_calibration_of_classes, ask_curvature,
-    ask_class_shares,
+    ask_bounded_columns, ask_columns_with_blanks, ask_bounded_columns_with_blanks,
+    ask_norms_of_blanks_at_centres, ask_algorithm3, ask_calibration, ask_calibration_of_classes,
+    ask_curvature, ask_class_shares,
 ]  # fmt: skip
 
 
@@ -539,6 +576,8 @@ def test_fits_of_neighbouring_tables_stay_within_the_sensitivity(seed):
         if bounded:
             X = np.clip(X, low, high).astype(X.dtype)
         gone = np.isnan(X).all(axis=1)
+        if regression:  # a row of NaN is one of blanks, which counts
+            X = np.where(gone[:, None], np.inf, X).astype(X.dtype)
         targets = np.where(gone, np.nan, np.nan_to_num(y)) if regression else y
         problem = Problem(
             case.loss, case.rows(X), targets, case.outputs, bool(seed % 2),
@@ -575,7 +614,7 @@ def test_searches_on_neighbouring_tables_stay_within_the_sensitivity(seed):
         estimator = pg.PrivateLogisticRegression(classes=classes, steps=2)
     logs: list[Log] = []
     others = X.copy()
-    others[seed % 50] = np.nan
+    others[seed % 50] = np.inf  # a row of NaN is one of blanks, which counts
     for table in (X, others):
         with (
             recorded(logs[0] if logs else None) as log,

@@ -93,7 +93,9 @@ def test_from_a_file_to_predictions(book):
     assert account.spent <= 2
 
     model = load_model(Path("rich.model"))
-    assert set(model.features) == {"age", "hours", "job=cook", "job=baker", "job=poet"}
+    assert set(model.features) == {
+        "age", "age is missing", "hours", "hours is missing", "job=cook", "job=baker", "job=poet",
+    }  # fmt: skip
     run("predict", "rich.model", "others.csv", "-o", "out.csv", "--probabilities")
     rows = list(csv.DictReader(Path("out.csv").read_text().splitlines()))
     truth = pl.read_csv("others.csv")["rich"].to_list()
@@ -164,10 +166,10 @@ def test_several_classes():
     assert shown["evaluation"]["figures"]["accuracy"]["value"] > 0.85
     model = load_model(Path("m.model"))
     assert model.classes == ["0", "1", "2"]
-    assert model.coef.shape == (3, 2)
+    assert model.coef.shape == (3, 4), "each number with what tells of its blanks"
     run("predict", "m.model", "t.parquet", "-o", "p.csv", "--probabilities")
     assert Path("p.csv").read_text().startswith("prediction,probability of 0,")
-    assert "coefficient 2" in run("show", "m.model").stdout
+    assert "a is" in run("show", "m.model").stdout
 
 
 def test_a_run_beyond_the_budget_is_refused_before_anything_is_read(book, monkeypatch):

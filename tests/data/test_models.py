@@ -7,6 +7,7 @@ from dataclasses import fields, replace
 
 import numpy as np
 import pytest
+from scipy.sparse import csr_array
 
 from privagrad._internal.atomic import atomic_write
 from privagrad.data.models import VERSION, SavedModel, load_model, save_model
@@ -20,7 +21,14 @@ def model(classes=("no", "yes"), outputs=1):
         "logistic",
         ["a", "b=ü", "b=<x>"],
         None if classes is None else list(classes),
-        Schema((Column("a"), Column("b", "category", categories=("ü", "<x>")), Column("y")), "y"),
+        Schema(
+            (
+                Column("a", missing=0.0),
+                Column("b", "category", categories=("ü", "<x>")),
+                Column("y"),
+            ),
+            "y",
+        ),
         {"epsilon": 1.0, "delta": 1e-6, "events": []},
         {"table": "t.csv"},
         {"score": 0.8, "losses": [None, 0.5]},
@@ -74,6 +82,29 @@ def test_intervals_hold_95_percent_of_the_noise():
     low, high = saved.intervals
     assert low.tolist() == [[1 - 1.96, 2 - 3.92, -3.0]]
     assert high.tolist() == [[1 + 1.96, 2 + 3.92, -3.0]]
+
+
+def test_blanks_keep_the_meaning_that_they_had_when_the_model_was_written(tmp_path):
+    """Until version 1 a blank was the middle of the bounds or 0, and no column told of it."""
+    schema = Schema((Column("a", low=2.0, high=4.0), Column("b"), Column("y")), "y")
+    new = replace(model(None), schema=schema, centre=np.array([5.0, 6.0, 7.0]))
+    save_model(new, tmp_path / "new.model")
+    changed(tmp_path / "new.model", tmp_path / "old.model", card={"version": 1})
+    (tmp_path / "t.csv").write_text("a,b\n,1\n3,\n")
+    [part] = load_model(tmp_path / "old.model").rows(tmp_path / "t.csv")
+    assert (part.names, part.X.tolist()) == (["a", "b"], [[3, 1], [3, 0]])
+    [part] = load_model(tmp_path / "new.model").rows(tmp_path / "t.csv")
+    assert part.names == ["a", "a is missing", "b", "b is missing"]
+
+
+@pytest.mark.parametrize("sparse", [False, True])
+def test_a_blank_is_predicted_as_the_centre(sparse):
+    fitted = replace(model(), centre=np.array([5.0, 6.0, 7.0]))
+    X = np.array([[np.nan, 1.0, 0.0], [1.0, 2.0, np.nan]])
+    filled = np.array([[5.0, 1.0, 0.0], [1.0, 2.0, 7.0]])
+    table = csr_array(X) if sparse else X
+    assert np.allclose(fitted.margins(table), fitted.margins(filled), rtol=1e-14)
+    assert np.isnan(X).sum() == 2, "the user's own table stays as it is"
 
 
 def test_rows_of_other_files_are_in_the_models_columns(tmp_path):

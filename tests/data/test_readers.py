@@ -77,7 +77,7 @@ def test_libsvm(tmp_path):
         ("rows.libsvm", "+1 a:b\n", None, "line 1"),
         ("rows.libsvm", "+1 0:2\n", None, "index 0"),
         ("rows.libsvm", "", None, "found none"),
-        ("people.xlsx", "", "label", "Convert it first"),
+        ("people.xls", "", "label", "Convert it first"),
         ("rows.libsvm", "+1 4294967296:2\n", None, r"indices below 2\^31"),
     ],
 )
@@ -133,8 +133,8 @@ def test_dialects(tmp_path, mark, separator, end):
     assert found.separator == separator
     city = Column("city", "category", categories=("Zürich", f"a{separator}b"))
     rows = read_rows(path, replace(found.with_columns([city]), target="größe"))
-    assert rows.names == ["age", "city=Zürich", f"city=a{separator}b"]
-    assert rows.X.tolist() == [[31, 0, 1], [32, 1, 0]]
+    assert rows.names == ["age", "age is missing", "city=Zürich", f"city=a{separator}b"]
+    assert rows.X.tolist() == [[31, 0, 0, 1], [32, 0, 1, 0]]
     assert rows.y[0] == 1.5
     assert np.isnan(rows.y[1])
 
@@ -148,7 +148,7 @@ def test_files_without_a_header(tmp_path):
     ]  # fmt: skip
     schema = Schema(
         (
-            Column("age"),
+            Column("age", missing=False),
             Column("job", "category", categories=("cook", "baker")),
             Column("income", "category", categories=("low", "high"),
                    aliases={"<=50K": "low", ">50K": "high"}),
@@ -225,7 +225,10 @@ def test_numbers_are_brought_within_bounds_and_blanks_are_filled(tmp_path):
         (Column("a", low=0, high=100), Column("b", missing=-1.0), Column("c"), Column("y")),
         "y", blanks=("", "NA"),
     )  # fmt: skip
-    assert read_rows(path, schema).X.tolist() == [[0, 1, 0], [100, -1, 7], [100, 3, 8]]
+    rows = read_rows(path, schema)
+    assert rows.names == ["a", "a is missing", "b", "c", "c is missing"]
+    expected = np.array([[0, 0, 1, np.nan, 1], [100, 0, -1, 7, 0], [100, 0, 3, 8, 0]])
+    assert np.array_equal(rows.X, expected, equal_nan=True)
 
 
 def test_rare_one_hot_tables_are_sparse(tmp_path):
@@ -247,7 +250,11 @@ def test_sparse_rows_of_many_parts_are_those_of_one(tmp_path, monkeypatch):
     lines = [f"{city},{age},1" for city, age in zip(picked, numbers, strict=True)]
     path.write_text("city,age,y\n" + "\n".join(lines))
     for known in (tuple(cities), ()):
-        columns = (Column("city", "category", categories=known), Column("age"), Column("y"))
+        columns = (
+            Column("city", "category", categories=known),
+            Column("age", missing=0.0),
+            Column("y"),
+        )
         table = open_table(path, Schema(columns, "y"))
         table = table if known else table.with_categories({"city": tuple(cities)})
         monkeypatch.setattr(tables, "CHUNK", 10)
@@ -268,7 +275,8 @@ def test_numbers_that_stand_for_missing_values_are_missing(tmp_path, blanks):
     path = tmp_path / "people.csv"
     mark = blanks[-1] or "nan"
     path.write_text(f"a,b,y\n1,4,1\n{mark},5,2\n3,6e0,3\n")
-    schema = Schema((Column("a", missing=77.0), Column("b"), Column("y")), "y", blanks=blanks)
+    columns = (Column("a", missing=77.0), Column("b", missing=False), Column("y"))
+    schema = Schema(columns, "y", blanks=blanks)
     assert read_rows(path, schema).X.tolist() == [[1, 4], [77, 5], [3, 6]]
 
 
@@ -331,7 +339,8 @@ def test_chunks_are_the_whole_table_in_order(tmp_path, monkeypatch):
 def test_numbers_are_kept_once_and_in_single_precision_where_the_matrix_is_dense(tmp_path):
     path = tmp_path / "people.csv"
     path.write_text("a,b,c,y\n1,2,x,no\n3,4,z,yes\n")
-    schema = Schema((Column("a"), Column("b"), Column("c", "ignore"), Column("y", "category")), "y")
+    numbers = Column("a", missing=False), Column("b", missing=1.0)
+    schema = Schema((*numbers, Column("c", "ignore"), Column("y", "category")), "y")
     table = open_table(path, schema)
     rows = table.rows()
     rows[0, 0] = 7.0

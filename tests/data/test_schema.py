@@ -60,7 +60,8 @@ aliases = { "<=50K." = "<=50K" }
     schema = read_schema(path)
     assert schema.blanks == ("", "?")
     assert schema.column("age") == Column("age", low=17.0, high=90.0)
-    assert schema.column("age").fill == 53.5
+    old = from_values(as_values(schema), indicators=False)
+    assert old.column("age").missing == 53.5, "what blanks counted as before version 2"
     assert schema.column("job").categories == ("cook", "3")
     assert [c.name for c in schema.features] == ["age", "job"]
 
@@ -70,7 +71,7 @@ aliases = { "<=50K." = "<=50K" }
     [
         ("nothing", "Expected TOML"),
         ("", "column"),
-        ('[[column]]\nname = "a"\nkind = "nmber"', "kind must be one of"),
+        ('[[column]]\nname = "a"\nkind = "nmber"', "kind must be number, category"),
         ('[[column]]\nname = "a"\nlow = 3\nhigh = 1', "low must be below high"),
         ('[[column]]\nname = "a"\nlow = "x"', "low must be a finite number"),
         ('[[column]]\nname = "a"\nlow = true', "low must be a finite number"),

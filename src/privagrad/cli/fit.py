@@ -40,7 +40,9 @@ def _advanced(text: str, least: int | None = None) -> OptionInfo:
 
 @command
 def schema(
-    table: Annotated[Path, typer.Argument(help="A .csv, .tsv, .parquet or .arrow file.")],
+    table: Annotated[
+        Path, typer.Argument(help="A .csv, .tsv, .csv.gz, .xlsx, .parquet or .arrow file.")
+    ],
     out: Annotated[
         Path | None, typer.Option("--out", "-o", help="The file to write. Default: print it.")
     ] = None,
@@ -58,6 +60,10 @@ def schema(
         str | None,
         typer.Option(help="With --no-header: the names of the columns, separated by commas."),
     ] = None,
+    encoding: Annotated[
+        str, typer.Option(help="Of a text file: utf-8, latin-1, cp1252, utf-16, ...")
+    ] = "utf-8",
+    sheet: Annotated[str | None, typer.Option(help="Of an Excel file with several.")] = None,
     as_json: Json = False,
 ) -> JsonObject:
     """Write a template for what is public about a table, from its header and column types only.
@@ -73,7 +79,7 @@ def schema(
     `privagrad schema adult.data --no-header --names age,job,income -o schema.toml`
     """
     from privagrad.data.readers import infer_schema
-    from privagrad.data.schema import as_values, template
+    from privagrad.data.schema import as_values, encoding_named, template
 
     if out is not None and out.exists():
         raise ValueError(
@@ -81,7 +87,7 @@ def schema(
         )
     if separator is not None and len(separator) != 1:
         raise ValueError(f"Expected a separator of one character, found {separator!r}.")
-    found = infer_schema(table, header, separator)
+    found = infer_schema(table, header, separator, encoding_named(encoding), sheet)
     if names is not None:
         found = _renamed(found, [name.strip() for name in names.split(",")])
     if target is not None:
@@ -152,6 +158,10 @@ def fit(
         str | None, typer.Option(help="The budget that is charged: see privagrad budget.")
     ] = None,
     ledger: LedgerPath = None,
+    encoding: Annotated[
+        str | None,
+        typer.Option(help="Of a text file: latin-1, utf-16, ... Default: the schema's, or utf-8."),
+    ] = None,
     test: Annotated[
         Path | None, typer.Option(help="A table to test on. The test scores are NOT private.")
     ] = None,
@@ -193,7 +203,7 @@ def fit(
     `privagrad fit people.csv --schema schema.toml -e 1 --dry-run`
     """
     from privagrad import fitting
-    from privagrad.data.schema import read_schema
+    from privagrad.data.schema import encoding_named, read_schema
     from privagrad.linear import Choices
     from privagrad.privacy.ledger import Ledger
     from privagrad.privacy.noise import noise_kind
@@ -211,11 +221,14 @@ def fit(
         raise ValueError("Expected --dataset NAME with --ledger, found none.")
     labels = None if classes is None else tuple(part.strip() for part in classes.split(","))
     stated = None if schema is None else read_schema(schema)
+    if encoding is not None:
+        encoding = encoding_named(encoding)
+        stated = None if stated is None else replace(stated, encoding=encoding)
     choices = Choices(steps, batch_size, step_size, radius)
     budgets = None if dataset is None else Ledger(ledger)
     request = fitting.FitRequest(
         table, target, epsilon, delta, loss, quantile, stated, labels, choices, seed, dataset,
-        budgets, test, noise_kind(noise), cast("fitting.Task | None", task),
+        budgets, test, noise_kind(noise), cast("fitting.Task | None", task), encoding or "utf-8",
     )  # fmt: skip
     with busy(f"reading {table.name}"):
         job = fitting.prepare(request)

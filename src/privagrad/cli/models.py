@@ -7,6 +7,7 @@ import csv
 import io
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, BinaryIO
 
@@ -25,8 +26,10 @@ from privagrad.cli._output import (
     say,
     show_table,
 )
-from privagrad.data.encoding import Tally
 from privagrad.data.models import INTERVAL, SavedModel, load_model
+from privagrad.data.parsing import Tally
+from privagrad.data.readers import columns_of
+from privagrad.data.schema import encoding_named
 
 ModelFile = Annotated[Path, typer.Argument(help="A model file of privagrad fit.")]
 
@@ -42,6 +45,16 @@ def predict(
         bool,
         typer.Option("--probabilities", help="Add the probability of each class (logistic loss)."),
     ] = False,
+    keep: Annotated[
+        str | None,
+        typer.Option(
+            help="Columns to copy before the predictions, separated by commas. Default: those that "
+            'the schema ignores and that are named like identifiers. "" for none.',
+        ),
+    ] = None,
+    encoding: Annotated[
+        str | None, typer.Option(help="Of a text file. Default: that of the training table.")
+    ] = None,
     as_json: Json = False,
 ) -> JsonObject:
     """Predict the rows of a table. Writes a CSV file with a column `prediction`.
@@ -49,9 +62,20 @@ def predict(
     Predictions cost no privacy: they use the model, not the rows it was fitted to. They do reveal
     something about the rows that are predicted.
 
-    Example: `privagrad predict income.model new-people.csv -o predictions.csv`
+    Missing numbers count as the learned centre of their column, together with what the model
+    learned of rows where they are missing.
+
+    Examples:
+
+    `privagrad predict income.model new-people.csv -o predictions.csv`
+
+    `privagrad predict income.model new-people.xlsx --keep name,email -o -`
     """
     fitted = load_model(model)
+    if encoding is not None and fitted.schema is not None:
+        told = replace(fitted.schema, encoding=encoding_named(encoding))
+        fitted = replace(fitted, schema=told)
+    kept = _kept(fitted, table, keep)
     if probabilities and (fitted.classes is None or fitted.loss != "logistic"):
         raise ValueError(
             f"Expected a model with logistic loss for --probabilities, found {fitted.loss}. Leave "
@@ -64,21 +88,38 @@ def predict(
         raise ValueError("Expected a file to write with --json, found -o -.")
     with _printed() if printed else atomic_write(out) as file:
         writer = csv.writer(codecs.getwriter("utf-8")(file), lineterminator="\n")
-        writer.writerow(["prediction", *(f"probability of {label}" for label in labels)])
+        chances = [f"probability of {label}" for label in labels]
+        writer.writerow([*kept, "prediction", *chances])
         with busy(f"predicting {table.name}"):
-            for X, _, _ in fitted.rows(table, tally=tally):
-                columns = [fitted.predict(X).tolist()]
+            for rows in fitted.rows(table, tally=tally, keep=kept):
+                columns = [*rows.kept, fitted.predict(rows.X).tolist()]
                 if labels:
-                    columns += _probabilities(fitted.margins(X)).T.tolist()
+                    columns += _probabilities(fitted.margins(rows.X)).T.tolist()
                 writer.writerows(zip(*columns, strict=True))
-                count += X.shape[0]
+                count += rows.X.shape[0]
     if not printed:
         say(f"wrote {count} predictions to {out}")
     for line in tally.sentences():
         note(line)
     found = {"missing": tally.blanks, "unseen": tally.unseen}
     counts = {what: {k: v for k, v in each.items() if v} for what, each in found.items()}
-    return {"rows": count, "out": str(out), **counts}
+    return {"rows": count, "out": str(out), "kept": kept, **counts}
+
+
+def _kept(model: SavedModel, table: Path, asked: str | None) -> list[str]:
+    """The columns that are copied: those asked for, or ignored ones with names of identifiers."""
+    from privagrad.fitting.notes import looks_like_code
+
+    if model.schema is None:
+        if asked:
+            raise ValueError(f"Expected no --keep for a LIBSVM file, found {asked!r}.")
+        return []
+    if asked is not None:
+        return [name.strip() for name in asked.split(",") if name.strip()]
+    ignored = [c.name for c in model.schema.columns if c.kind == "ignore"]
+    codes = [name for name in ignored if looks_like_code(name)]
+    there = columns_of(table, model.schema) if codes and table.is_file() else []
+    return [name for name in codes if name in there]
 
 
 @command

@@ -1,4 +1,4 @@
-"""CSV, Parquet and Arrow files: their names and types, and their cells chunk by chunk."""
+"""Text, Excel, Parquet and Arrow files: their names and types, and their cells chunk by chunk."""
 
 from __future__ import annotations
 
@@ -6,15 +6,24 @@ import csv
 import sys
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from privagrad.data.encoding import polars
+from privagrad.data._polars import polars
+from privagrad.data.inference import (
+    not_blank,
+    number_style,
+    tells_of_a_header,
+    text_column,
+    typed_column,
+)
 from privagrad.data.libsvm import is_libsvm
-from privagrad.data.schema import MISSING_MARKS, Column, Kind, Schema, did_you_mean
+from privagrad.data.schema import MISSING_MARKS, Schema, did_you_mean
+from privagrad.data.sources import EXCEL, ending_of, plain_text, undecodable
 from privagrad.data.tables import CHUNK
 
 if TYPE_CHECKING:
@@ -29,11 +38,18 @@ _WIDEST = 20_000
 _WITHOUT_HEADER = "privagrad schema TABLE --no-header --names A,B,C"
 
 
-def infer_schema(path: Path, header: bool | None = None, separator: str | None = None) -> Schema:
+def infer_schema(
+    path: Path,
+    header: bool | None = None,
+    separator: str | None = None,
+    encoding: str = "utf-8",
+    sheet: str | None = None,
+) -> Schema:
     """What the header and the types of a file's columns say, and nothing of its values.
 
     Without `header` the first line of a text file names the columns, and one that might be a row
-    is refused. Without `separator` it is the one that the first line has most of.
+    is refused. Without `separator` it is the one that the first line has most of. Decimal commas
+    are part of what is inferred: use such a schema only if somebody has looked at it.
     """
     require_table(path)
     if is_libsvm(path):
@@ -43,29 +59,56 @@ def infer_schema(path: Path, header: bool | None = None, separator: str | None =
         )
     if path.suffix.lower() in FRAMES:
         types = dict(_scan_frame(path).collect_schema())
-        return Schema(tuple(Column(name, _kind(dtype)) for name, dtype in types.items()))
-    separator = separator or _separator_of(path)
-    first = _first_line(path, separator)
-    named = header is not False
-    names = _header(first, path) if named else [f"column{k}" for k in range(1, len(first) + 1)]
-    with _plain_errors(path):
-        rows = _scan_text(path, separator, named, names).head(_TYPED_ROWS).collect()
+        return Schema(tuple(typed_column(name, dtype) for name, dtype in types.items()))
+    written = Schema((), encoding=encoding, sheet=sheet, separator=separator or ",")
+    with plain_text(path, written) as text:
+        separator = separator or ("," if ending_of(path) == EXCEL else _separator_of(text))
+        first = _first_line(text, separator)
+        named = header is not False
+        names = _header(first, path) if named else [f"column{k}" for k in range(1, len(first) + 1)]
+        with _plain_errors(text):
+            rows = _scan_text(text, separator, named, names).head(_TYPED_ROWS).collect()
     if header is None:
         _require_evident_header(rows, path)
-    return Schema(
-        tuple(Column(name, _text_kind(rows[name])) for name in names), None, separator, named
+    decimal, thousands = number_style([rows[name] for name in names])
+    found = replace(
+        written, separator=separator, header=named, decimal=decimal, thousands=thousands
     )
+    return replace(found, columns=tuple(text_column(rows[name], found) for name in names))
+
+
+def require_usual_numbers(schema: Schema, path: Path) -> None:
+    """Refuse numbers whose way of writing was guessed: 1,234 may be two numbers."""
+    usual = Schema(())
+    if (schema.decimal, schema.thousands) != (usual.decimal, usual.thousands):
+        raise ValueError(
+            f"Expected numbers like 1234.5 in a table without a schema, found other ones in "
+            f"{path.name}. Write a schema and check its `decimal` and `thousands`: privagrad "
+            f"schema {path.name} -o schema.toml"
+        )
+
+
+def columns_of(path: Path, schema: Schema) -> list[str]:
+    """The names of a file's columns."""
+    with ExitStack() as stack:
+        if ending_of(path) not in FRAMES:
+            path = stack.enter_context(plain_text(path, schema))
+        with _plain_errors(path):
+            return _scan(path, schema)[1]
 
 
 def frames(path: Path, schema: Schema, wanted: list[str]) -> Iterator[pl.DataFrame]:
     """The wanted columns of all rows, some ten thousand rows at a time."""
-    with _plain_errors(path):
+    with ExitStack() as stack:
+        if ending_of(path) not in FRAMES:
+            path = stack.enter_context(plain_text(path, schema))
+        stack.enter_context(_plain_errors(path))
         frame, names = _scan(path, schema)
         for name in wanted:
             if name not in names:
                 raise ValueError(
                     f"Expected the column {name!r} in {path.name}, found none."
-                    f"{did_you_mean(name, names)}"
+                    f"{_other_separator(names) or did_you_mean(name, names)}"
                 )
         for chunk in frame.collect_batches(chunk_size=CHUNK, maintain_order=True):
             yield _without_blank_lines(chunk).select(wanted)
@@ -97,7 +140,7 @@ def _scan(path: Path, schema: Schema) -> tuple[pl.LazyFrame, list[str]]:
         if len(first) != len(names):
             raise ValueError(
                 f"Expected {len(names)} columns in {path.name}, as the schema says, found "
-                f"{len(first)}."
+                f"{len(first)}.{_other_separator(first)}"
             )
     return _scan_text(path, schema.separator, schema.header, names), names
 
@@ -124,9 +167,10 @@ def require_table(path: Path) -> None:
     """A file that is there, of an ending that we read."""
     if not path.is_file():
         raise FileNotFoundError(f"Expected a file, found nothing at {path}.")
-    ending = path.suffix.lower()
-    if ending not in TEXTS and ending not in FRAMES and not is_libsvm(path):
-        known = ", ".join([*TEXTS, *FRAMES])
+    ending, packed = ending_of(path), path.suffix.lower() == ".gz"
+    known_frame = ending in (*FRAMES, EXCEL) and not packed
+    if ending not in TEXTS and not known_frame and (packed or not is_libsvm(path)):
+        known = ", ".join([*TEXTS, ".csv.gz", EXCEL, *FRAMES])
         raise ValueError(
             f"Expected a table ({known}, or .libsvm), found {path.name}. Convert it first."
         )
@@ -141,31 +185,26 @@ def _plain_errors(path: Path) -> Iterator[None]:
         raise
     except (polars().exceptions.PolarsError, OSError) as error:
         told = (str(error).strip() or "nothing that can be read").splitlines()[0][:200]
+        if "utf-8" in told.lower() or "utf8" in told.lower():
+            raise undecodable(path, "UTF-8") from error
         raise ValueError(f"Expected a table in {path.name}, found: {told}") from error
 
 
-def _kind(dtype: Any) -> Kind:
-    return "number" if dtype.is_numeric() else "category"
-
-
-def _text_kind(texts: pl.Series) -> Kind:
-    """Numbers where all texts but blanks and the usual marks of missing values are."""
-    told = _not_blank(texts)
-    known = told.filter(~told.str.to_lowercase().is_in(list(MISSING_MARKS)))
-    numbers = known.cast(polars().Float64, strict=False)
-    return "category" if numbers.null_count() or (len(told) and not len(known)) else "number"
-
-
-def _not_blank(texts: pl.Series) -> pl.Series:
-    texts = texts.str.strip_chars()
-    return texts.filter(texts.is_not_null() & (texts != ""))
+def _other_separator(names: list[str]) -> str:
+    """A hint where a line is one cell with another separator in it."""
+    if len(names) == 1 and any(s in names[0] for s in _SEPARATORS):
+        return (
+            " The line is one cell, with another separator in it: state `separator` under [file] "
+            "in the schema, or privagrad schema TABLE --separator."
+        )
+    return ""
 
 
 def _separator_of(path: Path) -> str:
     """The separator that the first line has most of; a file's ending decides ties."""
     with path.open("rb") as file:
         line = file.readline(_LINE)
-    usual = TEXTS.get(path.suffix.lower(), ",")
+    usual = TEXTS.get(ending_of(path), ",")
     return max(_SEPARATORS, key=lambda s: (line.count(s.encode()), s == usual))
 
 
@@ -176,10 +215,7 @@ def _first_line(path: Path, separator: str) -> list[str]:
         with path.open(encoding="utf-8-sig", newline="") as file:
             cells = next(csv.reader(file, delimiter=separator), None)
     except UnicodeDecodeError as error:
-        raise ValueError(
-            f"Expected UTF-8 text in {path.name}, found other bytes: convert it first, for example "
-            "with iconv -f latin1 -t utf-8."
-        ) from error
+        raise undecodable(path, "UTF-8") from error
     except csv.Error as error:
         raise ValueError(f"Expected a table in {path.name}, found: {error}.") from error
     if not cells or not any(cell.strip() for cell in cells):
@@ -233,7 +269,7 @@ def _require_evident_header(rows: pl.DataFrame, path: Path) -> None:
         found = "a sign for a missing value in it"
     elif any((column == name).any() for name, column in texts.items()):
         found = "a cell of it again below, as a value of the same column"
-    elif all(_not_blank(t).is_empty() or _text_kind(t) == "category" for t in texts.values()):
+    elif all(not_blank(t).is_empty() or not tells_of_a_header(t) for t in texts.values()):
         found = "text alone in all columns, where a header cannot be told from a row"
     else:
         return

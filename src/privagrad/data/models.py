@@ -9,7 +9,7 @@ from __future__ import annotations
 import io
 import json
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -18,8 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from privagrad._internal.atomic import atomic_write
-from privagrad.data.encoding import Tally
 from privagrad.data.libsvm import is_libsvm, libsvm_schema
+from privagrad.data.parsing import Tally
 from privagrad.data.readers import chunks
 from privagrad.data.schema import Kind, Schema, as_values, from_values
 from privagrad.data.tables import Rows
@@ -28,7 +28,7 @@ from privagrad.privacy.events import relation_named
 INTERVAL = 1.96
 """Half the length of a 95 % interval, in standard deviations of the noise."""
 
-FORMAT, VERSION = "privagrad-model", 1
+FORMAT, VERSION = "privagrad-model", 2
 _ARRAYS = ("coef", "intercept", "coef_noise", "intercept_noise", "centre", "unit", "scale")
 
 
@@ -75,9 +75,17 @@ class SavedModel:
     scale: NDArray[np.float64]
 
     def rows(
-        self, path: Path, *, target: bool = False, tally: Tally | None = None
+        self,
+        path: Path,
+        *,
+        target: bool = False,
+        tally: Tally | None = None,
+        keep: Sequence[str] = (),
     ) -> Iterator[Rows]:
-        """The rows of another file in this model's columns, some ten thousand at a time."""
+        """The rows of another file in this model's columns, some ten thousand at a time.
+
+        Columns to `keep` come with them, as they are.
+        """
         if self.schema is None:
             kind: Kind = "number" if self.classes is None else "category"
             schema = libsvm_schema(kind, tuple(self.classes or ()))
@@ -86,7 +94,7 @@ class SavedModel:
             raise ValueError(
                 f"Expected a table with the columns of {self.made['table']}, found {path.name}."
             )
-        return chunks(path, self.schema, target=target, tally=tally)
+        return chunks(path, self.schema, target=target, tally=tally, keep=keep)
 
     @property
     def measurable(self) -> NDArray[np.bool_]:
@@ -107,7 +115,16 @@ class SavedModel:
         return np.stack([self.coef - reach, self.coef + reach])
 
     def margins(self, X: Any) -> NDArray[np.float64]:
-        return np.asarray(X @ self.coef.T + self.intercept, dtype=np.float64)
+        """X @ coef.T + intercept, a missing entry, NaN, being its column's centre."""
+        return np.asarray(self._filled(X) @ self.coef.T + self.intercept, dtype=np.float64)
+
+    def _filled(self, X: Any) -> Any:
+        if hasattr(X, "tocsr"):
+            X = X.tocsr().copy()
+            blank = np.isnan(X.data)
+            X.data[blank] = self.centre[X.indices[blank]]
+            return X
+        return np.where(np.isnan(X), self.centre, X)
 
     def answers(self, X: Any) -> NDArray[np.float64]:
         """Numbers for a regression, or the numbers of the predicted classes."""
@@ -154,7 +171,7 @@ def load_model(path: Path) -> SavedModel:
                 packed = io.BytesIO(archive.read(f"{name}.npy"))
                 card[name] = np.load(packed, allow_pickle=False)
         if card["schema"] is not None:
-            card["schema"] = from_values(card["schema"])
+            card["schema"] = from_values(card["schema"], indicators=version > 1)
         if "relation" in card["privacy"]:
             card["privacy"]["relation"] = relation_named(card["privacy"]["relation"])
         model = SavedModel(**card)

@@ -2,23 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from privagrad.data.encoding import Cells, Parser, Tally, encoding_of, one_hot
-from privagrad.data.frames import frames, infer_schema, require_table
+from privagrad.data.encoding import encoding_of, one_hot
+from privagrad.data.frames import (
+    columns_of,
+    frames,
+    infer_schema,
+    require_table,
+    require_usual_numbers,
+)
 from privagrad.data.libsvm import is_libsvm, libsvm_schema, open_libsvm
+from privagrad.data.parsing import Cells, Parser, Tally
 from privagrad.data.schema import Schema
 from privagrad.data.tables import ColumnTable, Rows, Spool, Table
 
-__all__ = ["chunks", "infer_schema", "open_table", "open_test_table", "read_table", "require_table"]
+__all__ = [
+    "chunks",
+    "columns_of",
+    "infer_schema",
+    "open_table",
+    "open_test_table",
+    "read_table",
+    "require_table",
+    "require_usual_numbers",
+]
 
 
 def open_table(path: Path, schema: Schema) -> Table:
-    """Parse a file, once: numbers within bounds, blanks filled, categories as codes.
+    """Parse a file, once: numbers within bounds, blanks as NaN, categories as codes.
 
     The schema has a target. Values of categories that it does not state are counted.
     """
@@ -48,11 +65,13 @@ def chunks(
     target: bool = True,
     columns: int | None = None,
     tally: Tally | None = None,
+    keep: Sequence[str] = (),
 ) -> Iterator[Rows]:
     """The rows of a file in order, encoded some ten thousand at a time and never kept.
 
     What the schema does not state as a category is none. `columns` is for LIBSVM files.
-    A `tally` counts blanks and other categories: not for private rows.
+    A `tally` counts blanks and other categories: not for private rows. Columns to `keep` come with
+    the rows, as they are.
     """
     require_table(path)
     if schema.libsvm:
@@ -60,13 +79,22 @@ def chunks(
             yield part if target else part._replace(y=None)
         return
     encoding = encoding_of(schema)
-    for cells in _parsed(path, Parser(schema, target=target, tally=tally)):
+    parser = Parser(schema, target=target, tally=tally)
+    wanted = list(dict.fromkeys([*parser.columns, *keep]))
+    first = 1 + schema.header
+    for frame in frames(path, schema, wanted):
+        cells = parser.parse(frame, first)
+        first += len(frame)
         X = one_hot(schema, encoding, cells.numbers, cells.codes, np.float64)
-        yield Rows(X, cells.y, encoding.names)
+        kept = [frame[name].to_list() for name in keep]
+        yield Rows(X, cells.y, encoding.names, kept)
 
 
 def read_table(path: Path, target: str | None = None) -> Rows:
-    """A file of numbers alone, without a schema: all columns but the target are features."""
+    """A file of numbers alone, without a schema: all columns but the target are features.
+
+    Blanks are 0.
+    """
     require_table(path)
     schema = libsvm_schema("number") if is_libsvm(path) else _schema_of_numbers(path, target)
     table = open_table(path, schema)
@@ -78,11 +106,13 @@ def _schema_of_numbers(path: Path, target: str | None) -> Schema:
     if target is None:
         raise ValueError("Expected the target among the columns, found None: name it.")
     schema.column(target)
+    require_usual_numbers(schema, path)
     for column in schema.columns:
         if column.kind != "number":
             what = "a numeric target" if column.name == target else "numeric columns only"
             raise TypeError(f"Expected {what}, found {column.name!r}: encode it as numbers first.")
-    return Schema(schema.columns, target, schema.separator, schema.header)
+    columns = tuple(replace(column, missing=0.0) for column in schema.columns)
+    return replace(schema, columns=columns, target=target)
 
 
 def _unknown(schema: Schema) -> list[str]:
@@ -92,7 +122,7 @@ def _unknown(schema: Schema) -> list[str]:
 
 
 def _open_columns(path: Path, schema: Schema, unknown: list[str], dtype: Any) -> ColumnTable:
-    kinds = [column.kind for column in schema.features]
+    kinds = [part.kind for part in schema.encoded]
     if not kinds:
         raise ValueError(f"Expected columns to read in {path.name}, found none.")
     parser = Parser(schema, unknown=unknown)

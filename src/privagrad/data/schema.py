@@ -1,116 +1,47 @@
-"""What is public about a table: its columns, their kinds, bounds and categories; kept as TOML."""
+"""The schema of a table as a TOML file, and as values of a model's file."""
 
 from __future__ import annotations
 
-import difflib
+import codecs
 import json
 import math
+import re
 import tomllib
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, fields, replace
+from datetime import UTC, date, datetime
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any
 
-Kind = Literal["number", "category", "ignore"]
-KINDS: tuple[Kind, ...] = get_args(Kind)
-MISSING_MARKS = frozenset(
-    ("?", "-", "--", ".", "na", "n/a", "#n/a", "nan", "null", "none", "nil", "missing", "unknown")
+from privagrad.data.columns import (
+    DATE_PARTS,
+    KINDS,
+    MISSING_MARKS,
+    Column,
+    Kind,
+    Schema,
+    did_you_mean,
 )
-"""What usually stands for a missing number, in small letters."""
 
+__all__ = [
+    "KINDS",
+    "MISSING_MARKS",
+    "Column",
+    "Kind",
+    "Schema",
+    "as_values",
+    "did_you_mean",
+    "encoding_named",
+    "from_values",
+    "read_schema",
+    "template",
+]
 
-@dataclass(frozen=True)
-class Column:
-    """One column of the file.
-
-    Attributes
-    ----------
-    name : str
-    kind : {"number", "category", "ignore"}
-    low, high : float or None
-        Bounds of a number, known without looking: entries beyond are brought to them.
-    missing : float or None
-        What a blank number counts as; None: the middle of the bounds, or 0.
-    categories : tuple of str
-        What a category can be; empty: to be discovered privately. Blanks and anything else count
-        as none of them.
-    aliases : mapping of str to str
-        Other spellings: {"<=50K.": "<=50K"}.
-    """
-
-    name: str
-    kind: Kind = "number"
-    low: float | None = None
-    high: float | None = None
-    missing: float | None = None
-    categories: tuple[str, ...] = ()
-    aliases: Mapping[str, str] = field(default_factory=dict)
-
-    @property
-    def bounded(self) -> bool:
-        return self.low is not None and self.high is not None
-
-    @property
-    def fill(self) -> float:
-        """What a blank number counts as."""
-        if self.missing is not None:
-            return self.missing
-        return (self.low + self.high) / 2 if self.low is not None and self.high is not None else 0.0
-
-
-@dataclass(frozen=True)
-class Schema:
-    """The columns of a table in the file's order, its target, and how the file is written.
-
-    Attributes
-    ----------
-    columns : tuple of Column
-    target : str or None
-        The name of the column to predict.
-    separator : str
-        Between the cells of a text file.
-    header : bool
-        Whether the first line of a text file names the columns.
-    blanks : tuple of str
-        What stands for a missing value.
-    libsvm : bool
-        A LIBSVM file: the label is the only column with a name.
-    """
-
-    columns: tuple[Column, ...]
-    target: str | None = None
-    separator: str = ","
-    header: bool = True
-    blanks: tuple[str, ...] = ("",)
-    libsvm: bool = False
-
-    def column(self, name: str) -> Column:
-        for column in self.columns:
-            if column.name == name:
-                return column
-        raise ValueError(
-            f"Expected one of the table's columns, found {name!r}."
-            f"{did_you_mean(name, (c.name for c in self.columns))}"
-        )
-
-    @property
-    def features(self) -> tuple[Column, ...]:
-        return tuple(c for c in self.columns if c.kind != "ignore" and c.name != self.target)
-
-    def with_columns(self, changed: Iterable[Column]) -> Schema:
-        """The same with some columns replaced, by name."""
-        new = {column.name: column for column in changed}
-        return replace(self, columns=tuple(new.get(c.name, c) for c in self.columns))
-
-
-def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """A hint: the nearest of the known names, or the first of them."""
-    names = list(known)
-    if near := difflib.get_close_matches(name, names, n=1):
-        return f" Did you mean {near[0]!r}?"
-    shown = ", ".join(names[:12]) + (", ..." if len(names) > 12 else "")
-    return f" Columns: {shown}."
+_FILE = ("separator", "header", "blanks", "encoding", "decimal", "thousands", "sheet")
+_BOOLEANS = {"false": ("no", "f", "n", "off", "0"), "true": ("yes", "t", "y", "on", "1")}
+_WHOLE_DATE = re.compile(r"%[YyFDs]")
+_KIND_HELP = "number, category, boolean, date, duration or ignore"
 
 
 def read_schema(path: Path) -> Schema:
@@ -135,16 +66,56 @@ def read_schema(path: Path) -> Schema:
     target = values.get("target") or None
     if target is not None and target not in names:
         problems.append(f"target {target!r} is no column.{did_you_mean(str(target), names)}")
-    file = _table(values.get("file", {}), "file", ("separator", "header", "blanks"), problems)
-    separator = file.get("separator", ",")
-    if not isinstance(separator, str) or len(separator) != 1:
-        problems.append(f"file: separator must be one character, found {separator!r}")
-    blanks = _texts(file.get("blanks", []), "file: blanks", problems)
+    file = _file(values.get("file", {}), problems)
     _table(values, path.name, ("column", "target", "file"), problems)
     if problems:
         raise ValueError(f"Expected a schema in {path.name}, found: " + "; ".join(problems) + ".")
-    marks = tuple(dict.fromkeys(["", *blanks]))
-    return Schema(tuple(columns), target, separator, bool(file.get("header", True)), marks)
+    return replace(file, columns=tuple(columns), target=target)
+
+
+def _file(given: Any, problems: list[str]) -> Schema:
+    """How the file is written: a schema without columns."""
+    file = _table(given, "file", _FILE, problems)
+    told: dict[str, Any] = {
+        key: file[key] for key in ("separator", "encoding", "decimal", "thousands", "sheet")
+        if key in file
+    }  # fmt: skip
+    for key, value in told.items():
+        if not isinstance(value, str):
+            problems.append(f"file: {key} must be a text, found {value!r}")
+            return Schema(())
+    header = file.get("header", True)
+    if not isinstance(header, bool):
+        problems.append(f"file: header must be true or false, found {header!r}")
+    marks = tuple(dict.fromkeys(["", *_texts(file.get("blanks", []), "file: blanks", problems)]))
+    told["sheet"] = told.get("sheet") or None
+    found = Schema((), header=bool(header), blanks=marks, **told)
+    if len(found.separator) != 1:
+        problems.append(f"file: separator must be one character, found {found.separator!r}")
+    if found.decimal not in (".", ","):
+        problems.append(f'file: decimal must be "." or ",", found {found.decimal!r}')
+    if len(found.thousands) > 1 or found.thousands in (found.decimal, *"+-eE0123456789"):
+        problems.append(
+            f"file: thousands must be one character, and not the decimal point, or empty; found "
+            f"{found.thousands!r}"
+        )
+    try:
+        encoding_named(found.encoding)
+    except ValueError as error:
+        problems.append(f"file: encoding: {str(error).rstrip('.')}")
+    return found
+
+
+def encoding_named(name: str) -> str:
+    """The usual name of a text encoding that Python knows."""
+    try:
+        if codecs.lookup(name)._is_text_encoding:
+            return codecs.lookup(name).name
+    except LookupError:
+        pass
+    raise ValueError(
+        f"Expected an encoding such as utf-8, latin-1, cp1252 or utf-16, found {name!r}."
+    )
 
 
 def _column(given: Any, number: int, problems: list[str]) -> Column:
@@ -154,10 +125,12 @@ def _column(given: Any, number: int, problems: list[str]) -> Column:
     if not isinstance(name, str):
         problems.append(f"{where}: needs a name")
     kind = entry.get("kind", "number")
-    if kind not in KINDS:
-        problems.append(f"{where}: kind must be one of {', '.join(KINDS)}, found {kind!r}")
+    if kind not in (*KINDS, "boolean"):
+        problems.append(f"{where}: kind must be {_KIND_HELP}, found {kind!r}")
+        kind = "ignore"
     low, high, missing = (
-        _number(entry.get(key), f"{where}: {key}", problems) for key in ("low", "high", "missing")
+        _number(entry.get(key), kind, f"{where}: {key}", problems)
+        for key in ("low", "high", "missing")
     )
     if low is not None and high is not None and low >= high:
         problems.append(f"{where}: low must be below high, found {low:g} and {high:g}")
@@ -169,7 +142,46 @@ def _column(given: Any, number: int, problems: list[str]) -> Column:
         problems.append(f'{where}: aliases must be a table, {{ "spelling" = "category" }}')
         aliases = {}
     texts = {str(key): str(value) for key, value in aliases.items()}
-    return Column(str(name), kind, low, high, missing, categories, texts)
+    if kind == "boolean":
+        kind, categories, texts = "category", tuple(_BOOLEANS), {**_boolean_aliases(), **texts}
+    written = _format(entry.get("format"), kind, where, problems)
+    parts = _parts(entry.get("parts", []), kind, where, problems)
+    return Column(str(name), kind, low, high, missing, categories, texts, written, parts)
+
+
+def _boolean_aliases() -> dict[str, str]:
+    """Usual spellings of true and false, in small and in capital letters."""
+    return {
+        spelled: value
+        for value, others in _BOOLEANS.items()
+        for text in (value, *others)
+        for spelled in (text, text.upper(), text.capitalize())
+        if spelled != value
+    }
+
+
+def _format(given: Any, kind: str, where: str, problems: list[str]) -> str | None:
+    if given is None:
+        return None
+    if kind != "date":
+        problems.append(f"{where}: format is for dates, found it for kind {kind!r}")
+    elif not isinstance(given, str) or not _WHOLE_DATE.search(given):
+        problems.append(f'{where}: format must be like "%d/%m/%Y", found {given!r}')
+    else:
+        return given
+    return None
+
+
+def _parts(given: Any, kind: str, where: str, problems: list[str]) -> tuple[str, ...]:
+    parts = _texts(given, f"{where}: parts", problems)
+    if parts and kind != "date":
+        problems.append(f"{where}: parts are for dates, found them for kind {kind!r}")
+    problems += [
+        f"{where}: parts must be of {', '.join(DATE_PARTS)}, found {part!r}"
+        for part in parts
+        if part not in DATE_PARTS
+    ]
+    return parts
 
 
 def _table(given: Any, where: str, known: Iterable[str], problems: list[str]) -> dict[str, Any]:
@@ -181,12 +193,17 @@ def _table(given: Any, where: str, known: Iterable[str], problems: list[str]) ->
     return given
 
 
-def _number(value: Any, where: str, problems: list[str]) -> float | None:
-    if value is None:
-        return None
+def _number(value: Any, kind: str, where: str, problems: list[str]) -> Any:
+    """A finite number; of dates, as days since 1970. `missing` may be false, or true: as usual."""
+    if value is None or (isinstance(value, bool) and where.endswith("missing")):
+        return False if value is False else None
+    if kind == "date" and isinstance(value, date):
+        moment = datetime.fromisoformat(value.isoformat()).replace(tzinfo=UTC)
+        return moment.timestamp() / 86_400
     number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if not number or not math.isfinite(value):
-        problems.append(f"{where} must be a finite number, found {value!r}")
+    if kind == "date" or not number or not math.isfinite(value):
+        wanted = "a date like 2024-01-31, without quotes" if kind == "date" else "a finite number"
+        problems.append(f"{where} must be {wanted}, found {value!r}")
         return None
     return float(value)
 
@@ -212,22 +229,52 @@ def template(schema: Schema, table: str) -> str:
         f"header = {'true' if schema.header else 'false'}",
         "# What stands for a missing value:",
         f"blanks = [{', '.join(_quoted(blank) for blank in schema.blanks)}]",
+        *_written(schema),
     ]
     for column in schema.columns:
         lines += ["", "[[column]]", f"name = {_quoted(column.name)}"]
-        lines.append(f"kind = {_quoted(column.kind)}  # number, category or ignore")
-        if column.kind == "number":
-            lines += [
-                "# low = 0.0      # with bounds for all columns no budget goes to finding ranges",
-                "# high = 100.0",
-                "# missing = 0.0  # what a blank counts as",
-            ]
-        else:
-            lines += [
-                "categories = []  # all that can occur; empty: discovered from the same budget",
-                '# aliases = { "another spelling" = "a category" }',
-            ]
+        lines.append(f"kind = {_quoted(column.kind)}  # {_KIND_HELP}")
+        lines += _entries(column)
     return "\n".join(lines) + "\n"
+
+
+def _written(schema: Schema) -> list[str]:
+    """How the file is written, where that is not the usual way."""
+    usual, lines = Schema(()), []
+    if schema.encoding != usual.encoding:
+        lines.append(f"encoding = {_quoted(schema.encoding)}")
+    if (schema.decimal, schema.thousands) != (usual.decimal, usual.thousands):
+        lines += [
+            "# The first rows look as if numbers were written like this. Check it:",
+            f"decimal = {_quoted(schema.decimal)}",
+            f"thousands = {_quoted(schema.thousands)}",
+        ]
+    if schema.sheet is not None:
+        lines.append(f"sheet = {_quoted(schema.sheet)}")
+    return lines
+
+
+def _entries(column: Column) -> list[str]:
+    """The entries of a column, most of them to be filled in."""
+    never = "# missing = false  # if it is public knowledge that it is never blank"
+    if column.kind == "number":
+        return [
+            "# low = 0.0      # with bounds for all columns no budget goes to finding ranges",
+            "# high = 100.0",
+            never,
+        ]
+    if column.kind in ("date", "duration"):
+        low, high = ("2000-01-01", "2030-12-31") if column.kind == "date" else ("0", "86400")
+        bounds = [f"# low = {low}", f"# high = {high}", never]
+        if column.kind == "duration":
+            return ["# bounds are in seconds", *bounds]
+        parts = f"parts = [{', '.join(map(_quoted, column.parts))}]  # of {', '.join(DATE_PARTS)}"
+        return [parts, '# format = "%d/%m/%Y"  # if they are not like 2024-01-31', *bounds]
+    told = "all that can occur; empty: discovered from the same budget"
+    return [
+        f"categories = [{', '.join(map(_quoted, column.categories))}]  # {told}",
+        '# aliases = { "another spelling" = "a category" }',
+    ]
 
 
 def _quoted(text: str) -> str:
@@ -242,8 +289,15 @@ def as_values(schema: Schema) -> dict[str, Any]:
     return values
 
 
-def from_values(values: Mapping[str, Any]) -> Schema:
-    columns = tuple(
-        Column(**{**entry, "categories": tuple(entry["categories"])}) for entry in values["columns"]
-    )
-    return Schema(**{**values, "columns": columns, "blanks": tuple(values["blanks"])})
+def from_values(values: Mapping[str, Any], *, indicators: bool = True) -> Schema:
+    """The schema of a model's file; until version 1 there were no `indicators` of blanks."""
+    columns = []
+    for entry in values["columns"]:
+        lists = {key: tuple(entry.get(key, ())) for key in ("categories", "parts")}
+        column = Column(**{**entry, **lists})
+        if not indicators and column.missing is None:
+            low, high = column.low, column.high
+            middle = 0.0 if low is None or high is None else (low + high) / 2
+            column = replace(column, missing=middle)
+        columns.append(column)
+    return Schema(**{**values, "columns": tuple(columns), "blanks": tuple(values["blanks"])})

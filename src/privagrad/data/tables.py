@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from tempfile import TemporaryFile
@@ -26,11 +26,13 @@ class Rows(NamedTuple):
     """Encoded rows: X of shape (n, d), dense or CSR, and the names of its columns.
 
     `y` holds numbers, or numbers of the schema's categories with -1 for others; NaN where missing.
+    A blank number is NaN. `kept` are further columns, as they are in the file.
     """
 
     X: Any
     y: Vector | None
     names: list[str]
+    kept: Sequence[Sequence[Any]] = ()
 
 
 @dataclass(frozen=True)
@@ -127,7 +129,8 @@ class ColumnTable(Table):
     def rows(self) -> Any:
         if self.encoding.sparse:
             return self._csr()
-        if self.codes.width == 0 and self.numbers.dtype == np.float32:
+        plain = self.codes.width == 0 and self.encoding.blanks is None
+        if plain and self.numbers.dtype == np.float32:
             return self.numbers.array()
         encoded = Spool(len(self.encoding.names), np.float32)
         for _, X in self._matrices(np.float32):
@@ -138,7 +141,7 @@ class ColumnTable(Table):
         """All rows as a CSR matrix, written into one piece of memory part by part."""
         from scipy.sparse import csr_array
 
-        most = self.n * len(self.schema.features)
+        most = self.n * (len(self.schema.encoded) + self.encoding.indicators)
         small = np.int32 if most < 2**31 else np.int64
         # Memory that is never written to is never taken.
         data, indices, starts = np.empty(most), np.empty(most, small), np.zeros(self.n + 1, small)
@@ -156,7 +159,7 @@ class ColumnTable(Table):
             yield Rows(X, self.targets[place], self.encoding.names)
 
     def _matrices(self, dtype: Any) -> Iterator[tuple[slice, Any]]:
-        categories = [c for c in self.schema.features if c.kind == "category"]
+        categories = [c for c in self.schema.encoded if c.kind == "category"]
         for first in range(0, self.n, CHUNK):
             stop = min(first + CHUNK, self.n)
             codes: Codes = self.codes.part(first, stop)

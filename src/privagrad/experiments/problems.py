@@ -146,7 +146,7 @@ def load_problem(name: str | FileProblem) -> Problem:
     """
     if isinstance(name, str):
         return BUILT_IN[choice("problem", name, BUILT_IN)]()
-    X, y, _ = read_table(Path(name.path), name.target)
+    X, y, *_ = read_table(Path(name.path), name.target)
     y = Loss(name.loss).targets(y, X.shape[0])
     order = np.random.default_rng(0).permutation(X.shape[0])
     cut = max(1, round(name.public_share * X.shape[0]))

@@ -105,4 +105,5 @@ def _problem(job: PreparedFit, table: Table) -> Problem:
         left_out=left_out if left_out.any() else None,
         groups=encoding.groups,
         limits=encoding.limits,
+        blanks=encoding.blanks,
     )

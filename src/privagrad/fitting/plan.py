@@ -173,4 +173,5 @@ def _facts(table: Table, loss: Loss) -> PublicFacts:
     return PublicFacts(
         table.n, width, outputs, encoding.sparse, loss.regression, True, bounded,
         table.target.bounded, loss.name == "logistic", False,
+        indicators=encoding.indicators,
     )  # fmt: skip

@@ -8,7 +8,7 @@ from typing import Literal, get_args
 
 from privagrad._internal import validate
 from privagrad.data.libsvm import is_libsvm, libsvm_schema
-from privagrad.data.readers import infer_schema
+from privagrad.data.readers import infer_schema, require_usual_numbers
 from privagrad.data.schema import Column, Schema
 from privagrad.glm.losses import Loss
 from privagrad.linear import Choices
@@ -36,7 +36,7 @@ class FitRequest:
     that can occur: by default the schema's, or else discovered privately. `choices` override the
     recipe. A `seed` makes a model that is not private. `dataset` names the budget in `ledger` that
     pays; without it the run is not charged to any budget. Scores on `test` are not private. `noise`
-    is "gaussian" or "discrete".
+    is "gaussian" or "discrete". `encoding` is that of a text file without a schema.
     """
 
     table: Path
@@ -54,6 +54,7 @@ class FitRequest:
     test: Path | None = None
     noise: Noise = "gaussian"
     task: Task | None = None
+    encoding: str = "utf-8"
 
 
 def complete(request: FitRequest, path: Path) -> tuple[Schema, Loss]:
@@ -78,8 +79,14 @@ def _schema(request: FitRequest, path: Path) -> Schema:
     target = request.target or schema.target
     if target is None:
         raise ValueError("Expected --target COLUMN, or a target in the schema; found none.")
-    if schema.column(target).kind == "ignore":
+    kind = schema.column(target).kind
+    if kind == "ignore":
         raise ValueError(f"Expected a target that is not ignored, found {target!r}.")
+    if kind in ("date", "duration"):
+        raise ValueError(
+            f"Expected a target of numbers or categories, found that {target!r} is a {kind}: write "
+            "it as a number, or make it a category in the schema. Nothing was spent."
+        )
     schema = replace(schema, target=target)
     if not schema.features:
         raise ValueError("Expected columns beside the target, found none that is not ignored.")
@@ -88,8 +95,9 @@ def _schema(request: FitRequest, path: Path) -> Schema:
 
 def _schema_of_numbers(request: FitRequest, path: Path) -> Schema:
     """The schema of a table whose columns but for the target hold numbers."""
-    schema = infer_schema(path)
-    texts = [c.name for c in schema.columns if c.kind == "category" and c.name != request.target]
+    schema = infer_schema(path, encoding=request.encoding)
+    require_usual_numbers(schema, path)
+    texts = [c.name for c in schema.columns if c.kind != "number" and c.name != request.target]
     if texts:
         shown = ", ".join(map(repr, texts[:5])) + (", ..." if len(texts) > 5 else "")
         raise ValueError(

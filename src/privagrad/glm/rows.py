@@ -69,7 +69,10 @@ class DenseRows:
 
     @_quiet
     def standardized(self, centre: Vector, unit: Vector, constant: bool) -> DenseRows:
-        """(a_j - centre_j)/unit_j in all columns, and optionally a last column of ones."""
+        """(a_j - centre_j)/unit_j in all columns, and optionally a last column of ones.
+
+        Missing entries, NaN, become 0.
+        """
         n, dim = self.shape
         table = scratch((n, dim + constant), self.array.dtype)
         standardize_dense(self.array, centre, unit.astype(table.dtype), table)
@@ -135,7 +138,8 @@ class SparseRows:
     def standardized(self, centre: Vector, unit: Vector, constant: bool) -> SparseRows:
         """(a_j - centre_j)/unit_j in all columns, and optionally a last column of ones.
 
-        Centred columns store all their entries; the others keep their zeros.
+        Centred columns store all their entries; the others keep their zeros. Missing entries, NaN,
+        become 0.
         """
         table = standardize_csr(self.data, self.indices, self.indptr, centre, unit, constant)
         return SparseRows(*table, self.dim + constant)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -21,11 +22,15 @@ def centre_dense(array: Any, columns: Integers, centre: Vector, moved: Any) -> N
 
 @kernel()
 def standardize_dense(array: Any, centre: Vector, unit: Any, table: Any) -> None:
-    """table = (array - centre) / unit, both rounded to the table's type; 1 in a further column."""
+    """table = (array - centre) / unit, both rounded to the table's type; 1 in a further column.
+
+    NaN, a missing entry, becomes 0, the centre.
+    """
     dim = centre.size
     for i in range(array.shape[0]):
         for j in range(dim):
-            table[i, j] = np.float64(array[i, j]) - centre[j]
+            value = np.float64(array[i, j])
+            table[i, j] = 0.0 if math.isnan(value) else value - centre[j]
         for j in range(dim):
             table[i, j] /= unit[j]
         for j in range(dim, table.shape[1]):
@@ -37,7 +42,8 @@ def standardize_csr(
 ) -> tuple[Floats, Integers, Integers]:
     """(a_j - centre_j)/unit_j of a canonical CSR matrix, and optionally a last column of ones.
 
-    Centred columns store all their entries that are not 0 then; the others keep their zeros.
+    Centred columns store all their entries that are not 0 then; the others keep their zeros. NaN, a
+    missing entry, becomes 0, the centre.
     """
     filled = np.flatnonzero(centre)
     dtype: Any = np.float64 if filled.size or constant else data.dtype
@@ -79,7 +85,7 @@ def _standardize_csr(
                 rounded[0] = np.float64(data[k]) * inverse[column]
                 value = np.float64(rounded[0])
                 k += 1
-            if value != 0.0:
+            if value != 0.0 and not math.isnan(value):
                 if not counting:
                     values[at], places[at] = value, column
                 at += 1

@@ -9,7 +9,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from privagrad._internal.validate import Vector
+from privagrad._internal.validate import Integers, Vector
 from privagrad.geometry.domains import WholeSpace
 from privagrad.geometry.ellipsoid import Ellipsoid
 from privagrad.glm.gradients import GlmGradients
@@ -71,6 +71,9 @@ class Problem:
         One-hot columns, from the first to before the last, of which a row has at most one.
     limits : array or None
         Public bounds on the size of the entries of each column, where they are known.
+    blanks : array of shape (d,) or None
+        For each column the place of the one that is 1 in the rows where it is missing (NaN), which
+        is public; -1 for columns without.
     class_weights : array of shape (k,), "balanced" or None
         Public weights of the classes; "balanced": inverse to their frequencies, which are learned.
     squares : {"auto", "moments", "gradients"} or None
@@ -87,6 +90,7 @@ class Problem:
     left_out: NDArray[np.bool_] | None = None
     groups: tuple[tuple[int, int], ...] = ()
     limits: Vector | None = None
+    blanks: Integers | None = None
     class_weights: Vector | Literal["balanced"] | None = None
     squares: Solver | None = None
 
@@ -115,6 +119,7 @@ class Problem:
             self.calibrated,
             self.balanced,
             self.squares,
+            0 if self.blanks is None else int(np.count_nonzero(self.blanks >= 0)),
         )
 
 
@@ -321,10 +326,16 @@ def _columns(problem: Problem, releases: Releases) -> Columns:
     """Centres, units and moments of the columns."""
     rows, asked = problem.rows, problem.facts.column_queries
     if releases.plan.unprotected:
-        return moments.known_columns(rows, centred=problem.intercept)
-    if problem.limits is None or not isinstance(asked, ColumnQueries):
-        return _learned(rows, asked, problem.bounds, releases, centred=problem.intercept)
-    found = moments.private_columns(rows, asked, releases, limits=problem.limits)
+        return moments.known_columns(rows, problem.intercept, blanks=problem.blanks)
+    if not isinstance(asked, ColumnQueries):
+        return _learned(
+            rows, asked, problem.bounds, releases, problem.intercept, blanks=problem.blanks
+        )
+    found = moments.private_columns(
+        rows, asked, releases, limits=problem.limits, blanks=problem.blanks
+    )
+    if problem.limits is None:
+        return found
     unit = np.minimum(found.unit, problem.limits)
     return replace(found, unit=unit, moments=found.moments * np.square(found.unit / unit))
 
@@ -356,9 +367,10 @@ def _learned(
     releases: Releases,
     centred: bool = True,
     always: bool = False,
+    blanks: Integers | None = None,
 ) -> Columns:
     if isinstance(asked, ColumnQueries):
         return moments.private_columns(rows, asked, releases, always)
     if bounds is None:
         raise ValueError(f"Expected bounds of the columns for the query {asked.purpose!r}.")
-    return moments.bounded_columns(rows, bounds, releases, asked.purpose, centred, always)
+    return moments.bounded_columns(rows, bounds, releases, asked.purpose, centred, always, blanks)

@@ -42,6 +42,8 @@ class PublicFacts:
     calibrated: bool
     balanced: bool
     squares: Solver | None = None
+    indicators: int = 0
+    """Columns that say that others are missing: of each such pair a row has one entry."""
 
     @property
     def dim(self) -> int:
@@ -65,7 +67,12 @@ class PublicFacts:
     @property
     def entries(self) -> int:
         """How many entries a row may have."""
-        return recipe.entries(self.columns, self.sparse)
+        return recipe.entries(self.columns - self.indicators, self.sparse)
+
+    @property
+    def informative(self) -> int:
+        """The number of coefficients, less those of columns that are hardly ever anything but 0."""
+        return (self.columns - self.indicators + self.intercept) * self.outputs
 
     @property
     def rare(self) -> bool:
@@ -175,7 +182,8 @@ def plan_fit(
     evaluated : bool
         Whether the same budget pays for an evaluation too.
     """
-    batches = recipe.batches(facts.n, facts.dim, facts.sparse, choices.steps, choices.batch_size)
+    coefficients, set_steps, set_size = facts.informative, choices.steps, choices.batch_size
+    batches = recipe.batches(facts.n, coefficients, facts.sparse, set_steps, set_size)
     privacy, noise = PrivacyPlan((), unprotected=True), 0.0
     if not math.isinf(epsilon):
         asked = facts if choices.first is None else facts.as_wide_as(choices.first)
@@ -189,7 +197,7 @@ def plan_fit(
             if _from_moments(facts, choices, whole.noise_multiplier):
                 batches, event = Batches(facts.n, facts.n, 1, None), once
         privacy = PrivacyPlan.calibrate_event(event, epsilon, delta, others)
-        noise = recipe.relative_noise(privacy.noise_multiplier, batches, facts.dim)
+        noise = recipe.relative_noise(privacy.noise_multiplier, batches, coefficients)
     reach = recipe.TARGET_REACH if facts.regression else recipe.REACH
     return Plan(
         batches,

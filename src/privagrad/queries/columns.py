@@ -1,6 +1,7 @@
 """Queries over all rows: votes for octaves, sums of powers, votes for norms.
 
-Each query is one Gaussian release of vectors of norm at most 1.
+Each query is one Gaussian release of vectors of norm at most 1. An entry that is NaN is missing: it
+adds nothing, and the row's other entries count. A row with an infinite one adds no powers or norm.
 """
 
 from __future__ import annotations
@@ -420,8 +421,9 @@ def _add_powers(
         first = starts[i] if dense else 0
         squares = 0.0
         for k in range(starts[i], starts[i + 1]):
-            value = np.float64(data[k]) * inverse[indices[k - first]]
-            squares += (value * factor) ** 2 + (value * value * factor) ** 2
+            if not math.isnan(data[k]):
+                value = np.float64(data[k]) * inverse[indices[k - first]]
+                squares += (value * factor) ** 2 + (value * value * factor) ** 2
         norm = math.sqrt(squares)
         if not math.isfinite(norm):
             nonfinite += 1
@@ -429,10 +431,11 @@ def _add_powers(
         clipped += norm > limit
         shrink = per_unit if norm <= limit else per_unit * limit / norm
         for k in range(starts[i], starts[i + 1]):
-            j = indices[k - first]
-            value = np.float64(data[k]) * inverse[j]
-            total[j] += np.rint(value * factor * shrink)
-            total[dim + j] += np.rint(value * value * factor * shrink)
+            if not math.isnan(data[k]):
+                j = indices[k - first]
+                value = np.float64(data[k]) * inverse[j]
+                total[j] += np.rint(value * factor * shrink)
+                total[dim + j] += np.rint(value * value * factor * shrink)
     return clipped, nonfinite
 
 
@@ -447,7 +450,8 @@ def _vote_norms(
         first = starts[i] if dense else 0
         squares = 0.0
         for k in range(starts[i], starts[i + 1]):
-            squares += (np.float64(data[k]) * whitening[indices[k - first]]) ** 2
+            if not math.isnan(data[k]):
+                squares += (np.float64(data[k]) * whitening[indices[k - first]]) ** 2
         if squares > 0.0 and math.isfinite(squares):
             octave = math.floor((math.log2(squares) / 2 - lowest) * bins)
             total[min(max(octave, 0), total.size - 1)] += vote

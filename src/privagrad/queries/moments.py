@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from privagrad._internal import validate
-from privagrad._internal.validate import Vector
+from privagrad._internal.validate import Integers, Vector
 from privagrad.geometry.ellipsoid import Ellipsoid
 from privagrad.glm.rows import DenseRows, SparseRows
 from privagrad.privacy.accounting import PrivacyPlan
@@ -47,6 +47,7 @@ _FREQUENT = 0.1  # mean, in units of entries, from which on columns of sparse ta
 _ROUNDING = 1e-9
 _LEAST_SPREAD = 0.01  # of an indicator, as far as it sets the unit
 _COMMON = 4.0  # units that differ by no more than this factor are one unit
+_LEAST_KNOWN = 0.02  # share of rows that a column is taken to be known in at least
 
 
 class ColumnQueries(NamedTuple):
@@ -115,14 +116,21 @@ def private_columns(
     releases: Releases,
     always: bool = False,
     limits: Vector | None = None,
+    blanks: Integers | None = None,
 ) -> Columns:
     """Centres, units and moments of all columns from the releases of `queries`.
 
     Without queries around centres nothing is centred; with `always` everything is. `limits` are
-    public bounds on the size of entries, infinite where there are none.
+    public bounds on the size of entries, infinite where there are none. `blanks` holds for each
+    column the place of the one that is 1 where it is missing, or -1: centres and units are those of
+    the entries that are not missing.
     """
-    ranges, (means, squares, floor) = _ranges_and_moments(rows, queries, releases, limits)
+    ranges, (means, squares, noise) = _ranges_and_moments(rows, queries, releases, limits, blanks)
     dim = means.size
+    # Votes, unlike powers, are not shrunk where another column of the row is large.
+    told, known = _told(blanks, dim), _known_shares(ranges.share, noise, blanks)
+    means, squares, floor = means / known, squares / known, noise / known
+    ranges = replace(ranges, share=ranges.share / known)
     if not ranges.found:
         zeros, none = np.zeros(dim), ranges.seen
         return Columns(zeros, ranges.scale, zeros, ranges.levels > 1, found=False, seen=none)
@@ -143,36 +151,41 @@ def private_columns(
     if places.size and queries.around is not None:
         # A spread too small to be seen from afar is believed only so far: where it is wrong, rows
         # with the rare other values would be immense.
-        least = ranges.scale[places] * math.sqrt(_HIDDEN * floor)
+        least = ranges.scale[places] * np.sqrt(_HIDDEN * floor[places])
         moved = rows.centred(places, centre[places])
         near, middle, half = private_intervals(moved, releases, queries.around.ranges.purpose)
         # Around its centre a column is not wider than around 0.
         top = np.minimum(half, 2 * ranges.top[places])
         moved = DenseRows(moved.array - middle)
-        means, squares, floor = whitened_moments(
+        means, squares, noise = whitened_moments(
             moved, top, near.row_norm, releases, queries.around.moments.purpose
         )
+        means, squares = means / known[places], squares / known[places]
         if near.found:
             centre[places] += middle + top * means
-            found = top * np.sqrt(np.maximum(squares - means**2, floor))
+            found = top * np.sqrt(np.maximum(squares - means**2, noise / known[places]))
             deviation[places] = np.maximum(found, least)
         # A frequent indicator has two values; what varies around its centre has more.
         varied[places] |= near.levels > 2
         varied[places] |= deviation[places] < math.sqrt(_DENSE) * unit[places]
         unit[places] = np.where(varied[places] | always, deviation[places], unit[places])
-    if unit.max() <= _COMMON * unit.min():
-        unit[:] = math.sqrt(float(np.mean(unit**2)))
-    else:
-        # Halfway between columns of one size and columns of one spread.
-        small = ~varied | (share <= _DENSE)
-        unit = np.where(small, unit * np.sqrt(np.clip(deviation / unit, _LEAST_SPREAD, 1.0)), unit)
+    small, rest = ~varied | (share <= _DENSE), unit[~told]
+    if rest.max() <= _COMMON * rest.min():
+        unit[~told] = math.sqrt(float(np.mean(rest**2)))
+        small = told
+    # Halfway between columns of one size and columns of one spread.
+    unit = np.where(small, unit * np.sqrt(np.clip(deviation / unit, _LEAST_SPREAD, 1.0)), unit)
     # Noise may show a deviation beyond the size of the entries.
     moments = np.minimum(np.square(deviation / unit), _COMMON)
     return Columns(centre, unit, moments, varied, seen=ranges.seen)
 
 
 def _ranges_and_moments(
-    rows: Table, queries: ColumnQueries, releases: Releases, limits: Vector | None = None
+    rows: Table,
+    queries: ColumnQueries,
+    releases: Releases,
+    limits: Vector | None = None,
+    blanks: Integers | None = None,
 ) -> tuple[Ranges, tuple[Vector, Vector, float]]:
     ranges = private_ranges(rows, releases, queries.ranges.purpose)
     if RARE.purpose in releases.plan:
@@ -181,9 +194,33 @@ def _ranges_and_moments(
         # Noise may show a range beyond what entries can be.
         scale, top = np.minimum(ranges.scale, limits), np.minimum(ranges.top, limits)
         ranges = replace(ranges, scale=scale, top=top)
+    if blanks is not None and ranges.found:
+        told = _told(blanks, ranges.scale.size)
+        scale, top = np.where(told, 1.0, ranges.scale), np.where(told, 1.0, ranges.top)
+        ranges = replace(ranges, scale=scale, top=top, indicators=ranges.indicators | told)
     return ranges, whitened_moments(
         rows, ranges.scale, ranges.row_norm, releases, queries.moments.purpose
     )
+
+
+def _told(blanks: Integers | None, dim: int) -> NDArray[np.bool_]:
+    """Which columns say that others are missing."""
+    told = np.zeros(dim, dtype=bool)
+    if blanks is not None:
+        told[blanks[blanks >= 0]] = True
+    return told
+
+
+def _known_shares(shares: Vector, noise: float, blanks: Integers | None) -> Vector:
+    """The share of rows in which each column is not missing, where that is clear of noise.
+
+    `shares` are those of the rows where a column that tells of blanks is 1.
+    """
+    if blanks is None:
+        return np.ones(shares.size)
+    missing = np.where(blanks >= 0, shares[blanks], 0.0)
+    known = np.maximum(1 - missing, max(_LEAST_KNOWN, SURE * noise))
+    return np.where(missing > _LARGER * noise, np.minimum(known, 1.0), 1.0)
 
 
 def bounded_columns(
@@ -193,37 +230,49 @@ def bounded_columns(
     purpose: str,
     centred: bool = True,
     always: bool = False,
+    blanks: Integers | None = None,
 ) -> Columns:
     """`private_columns` where public bounds of the columns are known: one release instead of four.
 
     Entries must lie within the bounds. Columns with the same bounds share a unit: the largest of
     their deviations.
     """
+    told = _told(blanks, bounds[0].size)
     low, high = bounds
     outside = ((low > 0) | (high < 0)) & centred | always
     middle = np.where(outside, low / 2 + high / 2, 0.0)
     scale = np.maximum(high - middle, middle - low)
     scale[scale == 0] = 1.0
     moved = rows.centred(np.arange(middle.size), middle) if outside.any() else rows
-    norm = math.sqrt(middle.size)
-    means, squares, floor = whitened_moments(moved, scale, norm, releases, purpose)
+    # Of a column and the one that says that it is missing, a row has one entry.
+    norm = math.sqrt(np.count_nonzero(~told))
+    means, squares, noise = whitened_moments(moved, scale, norm, releases, purpose)
+    known = _known_shares(means, noise, blanks)
+    means, squares, floor = means / known, squares / known, noise / known
     clear = outside | centred & _is_centred(means, floor, isinstance(moved, SparseRows))
     centre = np.where(clear, middle + scale * means, 0.0)
     spread = np.maximum(squares - np.where(clear, means**2, 0.0), floor)
     indicators = (low == 0) & (high == 1)
-    same = bool(np.ptp(scale) == 0) and not always
+    same = bool(np.ptp(scale[~told]) == 0) and not always
     deviation = scale * np.sqrt(spread)
-    unit = np.full(scale.size, deviation.max()) if same else np.where(indicators, scale, deviation)
+    unit = np.where(indicators, scale, deviation)
+    if same:
+        unit[~told] = deviation[~told].max()
     return Columns(centre, unit, np.square(deviation / unit), ~indicators)
 
 
 def known_columns(
-    rows: DenseRows | SparseRows, centred: bool = True, always: bool = False
+    rows: DenseRows | SparseRows,
+    centred: bool = True,
+    always: bool = False,
+    blanks: Integers | None = None,
 ) -> Columns:
     """`private_columns` of rows that need no protection, exactly."""
     n = rows.shape[0]
     count, means, squares = _exact_powers(rows)
-    share = np.maximum(count, 1) / n
+    told, known = _told(blanks, means.size), _known_shares(means, 0.0, blanks)
+    means, squares = means / known, squares / known
+    share = np.maximum(count, 1) / (n * known)
     size = np.sqrt(squares / share)
     size[~(size > 0)] = 1.0
     clear = centred & _is_centred(means / size, 0.0, isinstance(rows, SparseRows)) | always
@@ -231,12 +280,14 @@ def known_columns(
     places = np.flatnonzero(clear)
     deviation = np.sqrt(squares)
     if places.size:
-        deviation[places] = rows.centred(places, centre[places]).array.std(axis=0)
+        spread = np.std if blanks is None else np.nanstd
+        deviation[places] = spread(rows.centred(places, centre[places]).array, axis=0)
     deviation[~(deviation > 0)] = 1.0
     varied = np.abs(means) < (1 - _ROUNDING) * share * size
     unit = np.where(varied & (share > _DENSE) | always, deviation, size)
-    if unit.max() <= _COMMON * unit.min():
-        unit[:] = math.sqrt(float(np.mean(unit**2)))
+    rest = unit[~told]
+    if rest.max() <= _COMMON * rest.min():
+        unit[~told] = math.sqrt(float(np.mean(rest**2)))
     return Columns(centre, unit, np.square(deviation / unit), varied)
 
 
@@ -248,10 +299,15 @@ def known_moments(rows: DenseRows | SparseRows) -> Vector:
 
 
 def _exact_powers(rows: DenseRows | SparseRows) -> tuple[Vector, Vector, Vector]:
-    """How many entries of each column are not 0, and their first and second moments."""
+    """How many entries of each column are not 0, and their first and second moments.
+
+    Missing entries, NaN, count as 0.
+    """
     n, dim = rows.shape
     data, indices, _, dense = rows.flat
     values = np.asarray(data, dtype=np.float64)
+    if (missing := np.isnan(values)).any():
+        values = np.where(missing, 0.0, values)
     if dense:
         table = values.reshape(n, dim)
         return (
@@ -264,7 +320,7 @@ def _exact_powers(rows: DenseRows | SparseRows) -> tuple[Vector, Vector, Vector]
     return np.asarray(count, dtype=np.float64), means / n, squares / n
 
 
-def _entry_size(squares: Vector, share: Vector, floor: float) -> Vector:
+def _entry_size(squares: Vector, share: Vector, floor: Vector) -> Vector:
     """Root mean square of the entries that are not 0: rare columns lean on all columns together."""
     squares, share = np.maximum(squares, 0.0), np.clip(share, 0.0, 1.0)
     clear = share > CERTAIN * floor
@@ -274,15 +330,15 @@ def _entry_size(squares: Vector, share: Vector, floor: float) -> Vector:
     return np.clip(size, 0.25, 2.0)
 
 
-def _is_offset(means: Vector, squares: Vector, floor: float) -> NDArray[np.bool_]:
+def _is_offset(means: Vector, squares: Vector, floor: Vector) -> NDArray[np.bool_]:
     """Where the mean is clear of the noise and beyond the spread, m² > E[a²]/2."""
     return (2 * means**2 > squares) & (np.abs(means) > SURE * floor)
 
 
-def _is_centred(means: Vector, floor: float, sparse: bool) -> NDArray[np.bool_]:
+def _is_centred(means: Vector, floor: Vector | float, sparse: bool) -> NDArray[np.bool_]:
     """Where the mean is larger than its noise; in sparse tables also frequent, to keep zeros."""
     least = _LARGER * floor
-    return np.abs(means) > (max(least, _FREQUENT) if sparse else least)
+    return np.abs(means) > (np.maximum(least, _FREQUENT) if sparse else least)
 
 
 def shaped_ellipsoid(moments: Vector, lipschitz: float, power: float) -> Ellipsoid:

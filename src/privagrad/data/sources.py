@@ -1,0 +1,105 @@
+"""Compressed files, other encodings and Excel sheets as plain text files in UTF-8."""
+
+from __future__ import annotations
+
+import gzip
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import IO, Any
+
+from privagrad.data._polars import polars
+from privagrad.data.schema import Schema, encoding_named
+
+EXCEL = ".xlsx"
+_CHARACTERS = 2**20
+_UTF8 = ("utf-8", "utf-8-sig", "ascii")
+
+
+def ending_of(path: Path) -> str:
+    """What kind of file it is: without .gz, which any text file may have."""
+    name = path.with_suffix("") if path.suffix.lower() == ".gz" else path
+    return name.suffix.lower()
+
+
+@contextmanager
+def plain_text(path: Path, schema: Schema) -> Iterator[Path]:
+    """The rows as a text file in UTF-8 of the same name: the file itself if it is one.
+
+    A copy is private, and deleted in the end.
+    """
+    excel, packed = ending_of(path) == EXCEL, path.suffix.lower() == ".gz"
+    encoding = encoding_named(schema.encoding)
+    if not excel and not packed and encoding in _UTF8:
+        yield path
+        return
+    with TemporaryDirectory(prefix="privagrad-", ignore_cleanup_errors=True) as folder:
+        copy = Path(folder) / path.name
+        if excel:
+            _write_sheet(path, schema, copy)
+        else:
+            _write_text(path, packed, encoding, copy)
+        yield copy
+
+
+def _write_text(path: Path, packed: bool, encoding: str, copy: Path) -> None:
+    """Decode and write piece by piece."""
+    encoding = "utf-8-sig" if encoding in _UTF8 else encoding
+    opened: Any = gzip.open if packed else open
+    try:
+        source: IO[str] = opened(path, "rt", encoding=encoding, newline="")
+        with source, copy.open("w", encoding="utf-8", newline="") as target:
+            while piece := source.read(_CHARACTERS):
+                target.write(piece)
+    except UnicodeError as error:
+        raise undecodable(path, encoding) from error
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise ValueError(
+            f"Expected a whole gzip file in {path.name}, found one that is cut off or damaged: "
+            "copy or download it again. Nothing was spent."
+        ) from error
+
+
+def undecodable(path: Path, encoding: str) -> ValueError:
+    """What to say of bytes that are no text. They are not quoted."""
+    return ValueError(
+        f"Expected {encoding} text in {path.name}, found other bytes: state its encoding, such as "
+        "--encoding latin-1, cp1252 or utf-16, or `encoding` in the schema. Nothing was spent."
+    )
+
+
+def _write_sheet(path: Path, schema: Schema, copy: Path) -> None:
+    """One sheet of an Excel file, all cells as texts."""
+    pl = polars()
+    try:
+        import fastexcel
+    except ImportError as error:
+        raise ImportError(
+            "Reading Excel files needs fastexcel: pip install 'privagrad[tables]'."
+        ) from error
+    try:
+        book = fastexcel.read_excel(path)
+        sheet = book.load_sheet(
+            _sheet(book.sheet_names, schema.sheet, path), header_row=None, dtypes="string"
+        )
+        frame = pl.DataFrame(sheet)
+    except fastexcel.FastExcelError as error:
+        raise ValueError(
+            f"Expected an Excel file in {path.name}, found one that cannot be read: save it again "
+            "as .xlsx, or as CSV. Nothing was spent."
+        ) from error
+    frame.write_csv(copy, separator=schema.separator, include_header=False)
+
+
+def _sheet(names: list[str], wanted: str | None, path: Path) -> str:
+    if len(names) == 1 or wanted in names:
+        return names[0] if len(names) == 1 else str(wanted)
+    shown = ", ".join(map(repr, names[:10]))
+    found = "none is named" if wanted is None else f"no sheet {wanted!r}"
+    raise ValueError(
+        f"Expected the name of one of the {len(names)} sheets of {path.name} ({shown}), found "
+        f"{found}: give `sheet` under [file] in the schema, or --sheet to privagrad schema. "
+        "Nothing was spent."
+    )

@@ -1,0 +1,83 @@
+"""Dates and durations in text: by public rules alone, whatever the other rows hold."""
+
+from __future__ import annotations
+
+from itertools import product
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import polars as pl
+
+SECONDS_OF_DAY = 86_400.0
+_DATES = ("%Y-%m-%d", "%Y/%m/%d", "%d.%m.%Y", "%d %b %Y", "%d %B %Y", "%b %d, %Y", "%B %d, %Y")
+_TIMES = ("", " %H:%M:%S%.f", " %H:%M")
+_DEFAULT = tuple(day + time for day, time in product(_DATES, _TIMES))
+_OFFSET = r"(:\d\d(?:\.\d+)?)\s*(?:Z|UTC|[+-]\d\d:?\d\d)$"
+"""A time zone after a time: hours and weekdays are those of the clock on the wall."""
+
+_UNITS = {"w": 7 * SECONDS_OF_DAY, "d": SECONDS_OF_DAY, "h": 3600.0, "m": 60.0, "s": 1.0}
+_AMOUNT = r"\d+(?:\.\d+)?"
+_SPELLINGS = {
+    "w": "w|weeks?", "d": "d|days?", "h": "h|hrs?|hours?", "m": "m|mins?|minutes?",
+    "s": "s|secs?|seconds?",
+}  # fmt: skip
+_WORDS = r"[\s,]*".join(
+    rf"(?:(?P<{unit}>{_AMOUNT})\s*(?:{names})\b)?" for unit, names in _SPELLINGS.items()
+)
+_DURATIONS = (
+    r"(?i)^(?P<sign>-)?(?:(?P<d>\d+)\s*(?:d|days?)[\s,]+)?(?P<h>\d+):(?P<m>[0-5]\d):"
+    r"(?P<s>[0-5]\d(?:\.\d+)?)$",
+    rf"(?i)^(?P<sign>-)?{_WORDS}$",
+    rf"^(?P<sign>-)?P(?:(?P<w>{_AMOUNT})W)?(?:(?P<d>{_AMOUNT})D)?"
+    rf"(?:T(?:(?P<h>{_AMOUNT})H)?(?:(?P<m>{_AMOUNT})M)?(?:(?P<s>{_AMOUNT})S)?)?$",
+)
+
+
+def read_dates(texts: pl.Series, written: str | None = None) -> pl.Series:
+    """Moments on the wall's clock; null where a text is no date.
+
+    Without a format: ISO 8601, 2024/01/31, 31.01.2024, 31 Jan 2024 or Jan 31, 2024, optionally with
+    a time. 01/02/2024 is none of them, because nobody knows which of its numbers is the month.
+    """
+    if written is not None:
+        return texts.str.to_datetime(written, strict=False, time_unit="us")
+    texts = texts.str.replace(_OFFSET, "${1}").str.replace(r"^(\d{4}-\d\d?-\d\d?)T(\d)", "$1 $2")
+    found = texts.str.to_datetime(_DEFAULT[0], strict=False, time_unit="us")
+    for format_ in _DEFAULT[1:]:
+        left = found.is_null() & texts.is_not_null()
+        if not left.any():
+            break
+        some = texts.filter(left).str.to_datetime(format_, strict=False, time_unit="us")
+        found = found.scatter(left.arg_true(), some)
+    return found
+
+
+def read_durations(texts: pl.Series) -> pl.Series:
+    """Seconds; null where a text is no duration.
+
+    1:30:00, 2 days 1:30:00, 90 min, 1h 30m, PT1H30M. 1:30 is none, because nobody knows whether it
+    means hours or minutes; nor are months and years, which differ in length.
+    """
+    found = _seconds(texts, _DURATIONS[0])
+    for pattern in _DURATIONS[1:]:
+        found = found.zip_with(found.is_not_null(), _seconds(texts, pattern))
+    return found
+
+
+def _seconds(texts: pl.Series, pattern: str) -> pl.Series:
+    import polars as pl
+
+    groups = texts.str.extract_groups(pattern).struct.unnest()
+    units = [unit for unit in _UNITS if unit in groups.columns]
+    amounts = groups.select(pl.col(u).cast(pl.Float64) * _UNITS[u] for u in units)
+    total = amounts.select(
+        pl.when(pl.any_horizontal(pl.all().is_not_null())).then(pl.sum_horizontal(pl.all()))
+    ).to_series()
+    sign = groups["sign"].is_not_null()
+    return total.zip_with(~sign, -total)
+
+
+def looks_like_dates(texts: pl.Series) -> bool:
+    """Whether all texts are dates as ISO 8601 writes them."""
+    iso = texts.str.contains(r"^\d{4}-\d\d-\d\d(?:[T ]\d\d:\d\d.*)?$").all()
+    return bool(len(texts)) and bool(iso) and not read_dates(texts).null_count()

@@ -1,0 +1,144 @@
+"""Dates, durations, other ways to write numbers, and other containers of tables."""
+
+import gzip
+from datetime import date, datetime, timedelta
+
+import numpy as np
+import polars as pl
+import pytest
+
+from privagrad.data.readers import chunks, infer_schema, open_table
+from privagrad.data.schema import Column, Schema, as_values, from_values, read_schema, template
+from privagrad.data.times import read_dates, read_durations
+from tests.data.workbooks import write_xlsx
+
+TEXT = "city;when;price;n\nRom;2024-01-31;1.234,5;1\nBern;;2,5;\nRom;2023-12-01;-3;3\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("2024-01-31", datetime(2024, 1, 31)),
+        ("2024-01-31T10:20:30Z", datetime(2024, 1, 31, 10, 20, 30)),
+        ("2024-01-31 10:20:30+02:00", datetime(2024, 1, 31, 10, 20, 30)),
+        ("2024/01/31", datetime(2024, 1, 31)),
+        ("31.01.2024 10:20", datetime(2024, 1, 31, 10, 20)),
+        ("31 Jan 2024", datetime(2024, 1, 31)),
+        ("January 31, 2024", datetime(2024, 1, 31)),
+        ("01/02/2024", None),
+        ("2024-02-30", None),
+        ("31", None),
+    ],
+)
+def test_dates_in_the_usual_ways(text, expected):
+    others = pl.Series(["1999-12-31", text, "5 May 2000", None])
+    assert read_dates(others)[1] == expected
+    assert read_dates(pl.Series([text]))[0] == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("1:30:00", 5400), ("90 min", 5400), ("1h 30m", 5400), ("1.5 hours", 5400),
+        ("PT1H30M", 5400), ("P1DT2H", 93_600), ("2 days 1:00:00", 176_400), ("-5 s", -5),
+        ("1:30", None), ("90", None), ("P", None), ("P1Y", None), ("", None), ("x", None),
+    ],
+)  # fmt: skip
+def test_durations_in_the_usual_ways(text, seconds):
+    assert read_durations(pl.Series([text]))[0] == seconds
+
+
+def test_the_parts_of_a_date_follow_a_public_rule(tmp_path):
+    path = tmp_path / "t.csv"
+    path.write_text("when,y\n31/01/2024,1\n,2\n01/02/2024,3\n")
+    when = Column("when", "date", format="%d/%m/%Y", parts=("days", "month"))
+    table = open_table(path, Schema((when, Column("y")), "y"))
+    names = table.encoding.names
+    assert names[:3] == ["when in days", "when is missing", "when month=January"]
+    assert len(names) == 14
+    rows = table.rows().toarray()
+    assert rows[0, :4].tolist() == [19_753, 0, 1, 0]
+    assert np.isnan(rows[1, 0])
+    assert rows[1, 1:].tolist() == [1] + [0] * 12
+    assert rows[2, :4].tolist() == [19_754, 0, 0, 1]
+
+
+def test_types_of_parquet_are_kinds(tmp_path):
+    path = tmp_path / "t.parquet"
+    frame = pl.DataFrame(
+        {
+            "day": [date(2024, 1, 31), None],
+            "at": [datetime(2024, 1, 31, 12), None],
+            "took": [timedelta(minutes=2), None],
+            "ok": [True, None],
+            "y": [1, 2],
+        }
+    )
+    frame.write_parquet(path)
+    found = infer_schema(path)
+    assert [c.kind for c in found.columns] == ["date", "date", "duration", "category", "number"]
+    assert found.column("ok").categories == ("false", "true")
+    assert "hour" in found.column("at").parts
+    (tmp_path / "s.toml").write_text(template(found, "t.parquet"))
+    assert read_schema(tmp_path / "s.toml") == found
+    assert from_values(as_values(found)) == found
+    [part] = chunks(path, found, target=False)
+    told = dict(zip(part.names, part.X.toarray()[0] if hasattr(part.X, "toarray") else part.X[0],
+                    strict=True))  # fmt: skip
+    assert (told["day in days"], told["at in days"], told["took in seconds"]) == (
+        19_753, 19_753.5, 120,
+    )  # fmt: skip
+    assert told["at hour=12"] == told["day weekday=Wednesday"] == told["ok=true"] == 1
+
+
+def test_booleans_have_usual_spellings(tmp_path):
+    (tmp_path / "s.toml").write_text('[[column]]\nname = "ok"\nkind = "boolean"\n')
+    (tmp_path / "t.csv").write_text("ok\nYes\nno\nTRUE\nf\n1\nmaybe\n")
+    [part] = chunks(tmp_path / "t.csv", read_schema(tmp_path / "s.toml"), target=False)
+    assert part.X.tolist() == [[0, 1], [1, 0], [0, 1], [1, 0], [0, 1], [0, 0]]
+
+
+@pytest.mark.parametrize("how", ["plain", "gz", "latin-1", "utf-16"])
+def test_the_same_table_in_other_containers(tmp_path, how):
+    path = tmp_path / ("t.csv.gz" if how == "gz" else "t.csv")
+    text = TEXT.replace("Rom", "Zürich")
+    encoding = how if how in ("latin-1", "utf-16") else "utf-8"
+    data = text.encode(encoding)
+    path.write_bytes(gzip.compress(data) if how == "gz" else data)
+    found = infer_schema(path, encoding=encoding)
+    assert [c.kind for c in found.columns] == ["category", "date", "number", "number"]
+    assert (found.separator, found.decimal, found.thousands) == (";", ",", ".")
+    [part] = chunks(path, found, target=False, keep=["city"])
+    assert [list(column) for column in part.kept] == [["Zürich", "Bern", "Zürich"]]
+    assert part.X.toarray()[:, part.names.index("price")].tolist() == [1234.5, 2.5, -3]
+
+
+def test_a_sheet_of_an_excel_file(tmp_path):
+    path = tmp_path / "t.xlsx"
+    rows = [["age", "city", "n"], [31, "a", 0.1], [None, "b,c", 2]]
+    write_xlsx(path, {"one": rows})
+    found = infer_schema(path)
+    assert [c.kind for c in found.columns] == ["number", "category", "number"]
+    [part] = chunks(path, found, target=False, keep=["city"])
+    assert np.array_equal(part.X, [[31, 0, 0.1, 0], [np.nan, 1, 2, 0]], equal_nan=True)
+    assert [list(column) for column in part.kept] == [["a", "b,c"]]
+    write_xlsx(path, {"notes": [["x"]], "data": rows})
+    with pytest.raises(ValueError, match="'notes', 'data'"):
+        infer_schema(path)
+    assert [c.name for c in infer_schema(path, sheet="data").columns] == ["age", "city", "n"]
+
+
+def test_a_column_that_is_never_blank_is_held_to_that(tmp_path):
+    path = tmp_path / "t.csv"
+    path.write_text("a,y\n1,1\n,2\n")
+    with pytest.raises(ValueError, match=r"no blanks in column 'a'.*line 3"):
+        open_table(path, Schema((Column("a", missing=False), Column("y")), "y"))
+
+
+@pytest.mark.parametrize("text", ["1.5", "12.34", "1,2,3", "1.2345"])
+def test_numbers_in_another_way_than_stated_are_refused(tmp_path, text):
+    path = tmp_path / "t.csv"
+    path.write_text(f"a;y\n1.000,5;1\n{text};2\n")
+    schema = Schema((Column("a"), Column("y")), "y", ";", decimal=",", thousands=".")
+    with pytest.raises(ValueError, match="first in line 3"):
+        open_table(path, schema)
