@@ -69,8 +69,8 @@ QUERIES = {
 
 def votes_of_rare(rows, noise):
     dim = rows.shape[1]
-    nothing = np.zeros(dim, dtype=bool)
-    known = queries.Ranges(*np.ones((3, dim)), nothing, nothing, True, 1.0, nothing)
+    ones, none = np.ones(dim), np.zeros(dim, dtype=bool)
+    known = queries.Ranges(ones, ones, ones, ones.astype(np.int64), none, True, 1.0, none)
     queries.with_rare(rows, known, releases_at({"rare": noise}), "rare")
 
 

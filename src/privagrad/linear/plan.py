@@ -77,7 +77,7 @@ class PublicFacts:
     @property
     def rare(self) -> bool:
         """Whether columns are asked once more whose ranges do not show at first."""
-        many = self.columns >= recipe.MANY_COLUMNS
+        many = self.columns - self.indicators >= recipe.MANY_COLUMNS
         return many and not self.sparse and not self.bounded
 
     @property
