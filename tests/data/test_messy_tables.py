@@ -63,6 +63,19 @@ def test_the_parts_of_a_date_follow_a_public_rule(tmp_path):
     assert rows[2, :4].tolist() == [19_754, 0, 0, 1]
 
 
+@pytest.mark.parametrize(
+    ("text", "kind"),
+    [
+        ("31.1.2024", "date"), ("31.01.2024 10:20", "date"), ("2024-01-31T10:20:30Z", "date"),
+        ("1.2.3", "category"), ("31.13.2024", "category"), ("1.234.567", "number"),
+    ],
+)  # fmt: skip
+def test_a_template_knows_dates_that_can_be_read_in_one_way(tmp_path, text, kind):
+    path = tmp_path / "t.csv"
+    path.write_text(f"when;y\n{text};1,5\n;2\n")
+    assert infer_schema(path, header=True).column("when").kind == kind
+
+
 def test_types_of_parquet_are_kinds(tmp_path):
     path = tmp_path / "t.parquet"
     frame = pl.DataFrame(

@@ -269,7 +269,7 @@ def _entries(column: Column) -> list[str]:
         if column.kind == "duration":
             return ["# bounds are in seconds", *bounds]
         parts = f"parts = [{', '.join(map(_quoted, column.parts))}]  # of {', '.join(DATE_PARTS)}"
-        return [parts, '# format = "%d/%m/%Y"  # if they are not like 2024-01-31', *bounds]
+        return [parts, '# format = "%d/%m/%Y"  # if not like 2024-01-31 or 31.01.2024', *bounds]
     told = "all that can occur; empty: discovered from the same budget"
     return [
         f"categories = [{', '.join(map(_quoted, column.categories))}]  # {told}",
