@@ -104,12 +104,12 @@ def frames(path: Path, schema: Schema, wanted: list[str]) -> Iterator[pl.DataFra
             path = stack.enter_context(plain_text(path, schema))
         stack.enter_context(_plain_errors(path))
         frame, names = _scan(path, schema)
-        for name in wanted:
-            if name not in names:
-                raise ValueError(
-                    f"Expected the column {name!r} in {path.name}, found none."
-                    f"{_other_separator(names) or did_you_mean(name, names)}"
-                )
+        if missing := [name for name in wanted if name not in names]:
+            plural = "s" if len(missing) > 1 else ""
+            raise ValueError(
+                f"Expected the column{plural} {', '.join(map(repr, missing))} in {path.name}, "
+                f"found none.{_other_separator(names) or did_you_mean(missing[0], names)}"
+            )
         for chunk in frame.collect_batches(chunk_size=CHUNK, maintain_order=True):
             yield _without_blank_lines(chunk).select(wanted)
 
