@@ -249,7 +249,7 @@ def write_session(folder: Path) -> None:
     frame = table.frame.assign(weight=table.frame["weight"].map("{:.1f}".format).replace("nan", ""))
     frame["weight"] = frame["weight"].str.replace(".", ",")
     for name, part in zip(
-        ("stays.csv", "stays-2024.csv"), People(frame, table.schema).split(20_000), strict=True
+        ("stays.csv", "held-out.csv"), People(frame, table.schema).split(20_000), strict=True
     ):
         part.write(folder / name)
     renamed = frame.iloc[20_000:].rename(columns={"pressure": "systolic", "cost": "charges"})
