@@ -127,7 +127,7 @@ def _column(given: Any, number: int, problems: list[str]) -> Column:
     kind = entry.get("kind", "number")
     if kind not in (*KINDS, "boolean"):
         problems.append(f"{where}: kind must be {_KIND_HELP}, found {kind!r}")
-        kind = "ignore"
+        return Column(str(name), "ignore")  # what else is wrong depends on the kind
     low, high, missing = (
         _number(entry.get(key), kind, f"{where}: {key}", problems)
         for key in ("low", "high", "missing")
