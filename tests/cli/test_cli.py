@@ -606,6 +606,28 @@ def test_a_model_is_evaluated_exactly_or_within_a_budget(book):
     assert book.account("others").spent == pytest.approx(paid["privacy"]["epsilon"], rel=0.02)
 
 
+def test_rows_with_blanks_are_evaluated_too(book):
+    """A blank is not a reason to leave a row out: the model predicts it."""
+    for name, seed in (("people.csv", 0), ("others.csv", 1)):
+        frame = pl.read_csv(people(Path(name), 4000, seed))
+        rare = pl.int_range(pl.len()) % 4 < 3
+        frame.with_columns(hours=pl.when(rare).then(None).otherwise("hours")).write_csv(name)
+    Path("schema.toml").write_text(SCHEMA)
+    fitted = as_json(
+        "fit", "people.csv", "--schema", "schema.toml", "-e", 3, "--test", "others.csv", "-o", "m"
+    )
+    test = fitted["evaluation"]["test"]
+    exact = as_json("evaluate", "m", "others.csv")
+    assert exact["rows"] == test["rows"] == 4000
+    for name, figure in test["figures"].items():
+        assert exact["figures"][name]["value"] == pytest.approx(figure["value"], abs=1e-9), name
+    run("budget", "create", "others", "--epsilon", 5, "--delta", 1e-5)
+    paid = as_json("evaluate", "m", "others.csv", "-e", 5, "--dataset", "others")
+    for name in ("accuracy", "auc"):
+        private, true = paid["figures"][name], test["figures"][name]["value"]
+        assert abs(private["value"] - true) < 6 * private["noise"] < 0.05
+
+
 BAD_EVALUATIONS = {
     "no epsilon": (("others.csv", "--dataset", "others"), 2, "Expected --epsilon"),
     "these have a budget": (("private.csv",), 2, "Expected rows without a budget"),

@@ -82,7 +82,9 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize(("make", "table", "message"), CASES, ids=lambda v: getattr(v, "__name__", str(v)))
+@pytest.mark.parametrize(
+    ("make", "table", "message"), CASES, ids=lambda v: getattr(v, "__name__", str(v))
+)
 def test_bad_input_is_refused_and_nothing_is_spent(book, make, table, message):  # noqa: F811
     run("budget", "create", "t", "--epsilon", 3, "--delta", 1e-6)
     schema()

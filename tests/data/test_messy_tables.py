@@ -63,6 +63,19 @@ def test_the_parts_of_a_date_follow_a_public_rule(tmp_path):
     assert rows[2, :4].tolist() == [19_754, 0, 0, 1]
 
 
+@pytest.mark.parametrize(
+    ("text", "kind"),
+    [
+        ("31.1.2024", "date"), ("31.01.2024 10:20", "date"), ("2024-01-31T10:20:30Z", "date"),
+        ("1.2.3", "category"), ("31.13.2024", "category"), ("1.234.567", "number"),
+    ],
+)  # fmt: skip
+def test_a_template_knows_dates_that_can_be_read_in_one_way(tmp_path, text, kind):
+    path = tmp_path / "t.csv"
+    path.write_text(f"when;y\n{text};1,5\n;2\n")
+    assert infer_schema(path, header=True).column("when").kind == kind
+
+
 def test_types_of_parquet_are_kinds(tmp_path):
     path = tmp_path / "t.parquet"
     frame = pl.DataFrame(
@@ -142,3 +155,23 @@ def test_numbers_in_another_way_than_stated_are_refused(tmp_path, text):
     schema = Schema((Column("a"), Column("y")), "y", ";", decimal=",", thousands=".")
     with pytest.raises(ValueError, match="first in line 3"):
         open_table(path, schema)
+
+
+def test_columns_that_a_table_lacks_are_named_at_once(tmp_path):
+    path = tmp_path / "t.csv"
+    path.write_text("a,b\n1,2\n")
+    columns = tuple(Column(name) for name in ("a", "b", "c", "d"))
+    with pytest.raises(ValueError, match=r"the columns 'c', 'd' in t\.csv, found none"):
+        list(chunks(path, Schema(columns, "b")))
+    many = tuple(Column(f"x{k}") for k in range(9))
+    with pytest.raises(ValueError, match=r"'x4' and 4 more in t\.csv, found none"):
+        list(chunks(path, Schema((*columns[:2], *many), "b")))
+
+
+def test_a_wrong_kind_is_the_only_problem_of_its_column(tmp_path):
+    path = tmp_path / "s.toml"
+    path.write_text(
+        '[[column]]\nname = "day"\nkind = "dates"\nlow = 2021-01-01\nparts = ["days"]\n'
+    )
+    with pytest.raises(ValueError, match=r"found: column 'day': kind must be [^;]+'dates'\.$"):
+        read_schema(path)

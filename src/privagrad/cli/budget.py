@@ -112,7 +112,10 @@ def show(
         f"{name}: {account.spent:.4g} of epsilon {account.epsilon:g} spent, "
         f"{found['left']:.4g} left (delta {account.delta:g})"
     )
-    show_table(title, ("run", "since", "user", "state", "epsilon alone", "note"), rows, left=6)
+    if rows:
+        show_table(title, ("run", "since", "user", "state", "epsilon alone", "note"), rows, left=6)
+    else:
+        say(f"{title}. No runs yet.")
     reserved = [r["run"] for r in found["runs"] if r["state"] == "reserved"]
     if reserved:
         say(

@@ -151,5 +151,5 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     names = list(known)
     if near := difflib.get_close_matches(name, names, n=1):
         return f" Did you mean {near[0]!r}?"
-    shown = ", ".join(names[:12]) + (", ..." if len(names) > 12 else "")
-    return f" Columns: {shown}."
+    more = f" and {len(names) - 12} more" if len(names) > 12 else ""
+    return f" Columns: {', '.join(names[:12])}{more}."

@@ -33,7 +33,7 @@ TEXTS = {".csv": ",", ".tsv": "\t", ".txt": ",", ".data": ",", ".test": ","}
 FRAMES = (".parquet", ".arrow", ".ipc", ".feather")
 _SEPARATORS = ",;\t|"
 _LINE = 2**26
-_TYPED_ROWS = 10_000
+_TYPED_ROWS, _NAMED = 10_000, 5
 _WIDEST = 20_000
 _WITHOUT_HEADER = "privagrad schema TABLE --no-header --names A,B,C"
 
@@ -104,12 +104,13 @@ def frames(path: Path, schema: Schema, wanted: list[str]) -> Iterator[pl.DataFra
             path = stack.enter_context(plain_text(path, schema))
         stack.enter_context(_plain_errors(path))
         frame, names = _scan(path, schema)
-        for name in wanted:
-            if name not in names:
-                raise ValueError(
-                    f"Expected the column {name!r} in {path.name}, found none."
-                    f"{_other_separator(names) or did_you_mean(name, names)}"
-                )
+        if missing := [name for name in wanted if name not in names]:
+            more = f" and {len(missing) - _NAMED} more" if len(missing) > _NAMED else ""
+            raise ValueError(
+                f"Expected the column{'s' if len(missing) > 1 else ''} "
+                f"{', '.join(map(repr, missing[:_NAMED]))}{more} in {path.name}, found none."
+                f"{_other_separator(names) or did_you_mean(missing[0], names)}"
+            )
         for chunk in frame.collect_batches(chunk_size=CHUNK, maintain_order=True):
             yield _without_blank_lines(chunk).select(wanted)
 

@@ -127,7 +127,7 @@ def _column(given: Any, number: int, problems: list[str]) -> Column:
     kind = entry.get("kind", "number")
     if kind not in (*KINDS, "boolean"):
         problems.append(f"{where}: kind must be {_KIND_HELP}, found {kind!r}")
-        kind = "ignore"
+        return Column(str(name), "ignore")  # what else is wrong depends on the kind
     low, high, missing = (
         _number(entry.get(key), kind, f"{where}: {key}", problems)
         for key in ("low", "high", "missing")
@@ -269,7 +269,7 @@ def _entries(column: Column) -> list[str]:
         if column.kind == "duration":
             return ["# bounds are in seconds", *bounds]
         parts = f"parts = [{', '.join(map(_quoted, column.parts))}]  # of {', '.join(DATE_PARTS)}"
-        return [parts, '# format = "%d/%m/%Y"  # if they are not like 2024-01-31', *bounds]
+        return [parts, '# format = "%d/%m/%Y"  # if not like 2024-01-31 or 31.01.2024', *bounds]
     told = "all that can occur; empty: discovered from the same budget"
     return [
         f"categories = [{', '.join(map(_quoted, column.categories))}]  # {told}",

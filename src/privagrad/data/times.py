@@ -78,6 +78,7 @@ def _seconds(texts: pl.Series, pattern: str) -> pl.Series:
 
 
 def looks_like_dates(texts: pl.Series) -> bool:
-    """Whether all texts are dates as ISO 8601 writes them."""
-    iso = texts.str.contains(r"^\d{4}-\d\d-\d\d(?:[T ]\d\d:\d\d.*)?$").all()
-    return bool(len(texts)) and bool(iso) and not read_dates(texts).null_count()
+    """Whether all texts are dates like 2024-01-31 or 31.01.2024, with or without a time."""
+    day = r"(?:\d{4}-\d\d-\d\d|\d\d?\.\d\d?\.\d{4})"
+    dates = texts.str.contains(rf"^{day}(?:[T ]\d\d:\d\d.*)?$").all()
+    return bool(len(texts)) and bool(dates) and not read_dates(texts).null_count()

@@ -58,7 +58,8 @@ def refusal(
     account: Account, epsilon: float, after: float, plan: Callable[[float], tuple[Event, ...]]
 ) -> BudgetError:
     """Why a run is refused, what is left, and what would fit of the runs plan(epsilon)."""
-    largest = 0.99 * account.largest(plan)
+    # A first run may take all of the budget; what fits after others is known to a percent.
+    largest = 0.99 * account.largest(plan) if account.spent else account.epsilon
     fits = f"the largest epsilon that fits is about {math.floor(1000 * largest) / 1000:g}"
     return BudgetError(
         f"Expected a run within the budget of {account.name!r}, found that epsilon {epsilon:g} "

@@ -167,7 +167,10 @@ def _predicted(request: EvaluationRequest, table: Table) -> Predicted:
         require_test_rows(table, name, stated=model.classes is not None and not discovered)
     elif model.classes is not None:
         class_numbers(table.targets, discovered=discovered)
-    margins = as_rows(table.rows()).margins(np.ascontiguousarray(model.coef.T))
+    # Row by row, unlike `model.margins`: what one row contributes must not depend on the others.
+    weights = np.ascontiguousarray(model.coef.T)
+    parts = (as_rows(model.filled(part.X)).margins(weights) for part in table.parts())
+    margins = np.concatenate(list(parts))
     with np.errstate(over="ignore"):  # a warning would tell of a private row
         margins = margins + model.intercept
     return _known(model, margins, table.targets, _scale(model))

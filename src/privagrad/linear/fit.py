@@ -243,11 +243,11 @@ def _covariance(
     """The covariance of the trained weights; for very many, bounds on their variances."""
     steps = NoisySteps.of(setting)
     # Categories that are discovered may be more than the plan expected.
-    affordable = curvature_is_affordable(setting.batches.n_examples, weights.size)
+    outputs, n = task.gradients.outputs, setting.batches.n_examples
+    affordable = curvature_is_affordable(n, weights.size, outputs)
     if CURVATURE.purpose in releases.plan and affordable:
         found = private_curvature(task.gradients, weights, ellipsoid, norm, releases)
         return weight_covariance(steps, found)
-    outputs = task.gradients.outputs
     moments = np.ones(weights.size // outputs)
     moments[: task.columns.moments.size] = task.columns.moments
     return largest_variances(steps, moments, outputs)

@@ -83,7 +83,7 @@ class PublicFacts:
     @property
     def curved(self) -> bool:
         """Whether an evaluated fit releases the curvature of the loss, for the noise in weights."""
-        return curvature_is_affordable(self.n, self.dim)
+        return curvature_is_affordable(self.n, self.dim, self.outputs)
 
     def as_wide_as(self, other: PublicFacts) -> PublicFacts:
         """These facts with the columns and outputs of others."""

@@ -17,12 +17,12 @@ from privagrad.queries.second_moments import SecondMoments
 _DOUBT = 0.5
 """What is taken off eigenvalues, in units of the largest that noise alone has, 2 σ sqrt(d)."""
 
-_MOST_WEIGHTS, _MOST_PRODUCTS = 200, 4e9
+_MOST_WEIGHTS, _MOST_PRODUCTS, _MOST_FACTORS = 200, 4e9, 5e7
 
 
-def curvature_is_affordable(n: int, dim: int) -> bool:
+def curvature_is_affordable(n: int, dim: int, outputs: int) -> bool:
     """Whether the curvature of so many weights takes no longer than the training, about."""
-    return dim <= _MOST_WEIGHTS and n * dim**2 <= _MOST_PRODUCTS
+    return dim <= _MOST_WEIGHTS and n * dim**2 <= _MOST_PRODUCTS and n * outputs**2 <= _MOST_FACTORS
 
 
 @dataclass(frozen=True)

@@ -161,6 +161,7 @@ def _released(
     return release_histograms(asked, inside, releases, EVALUATION.purpose)
 
 
+@np.errstate(over="ignore")  # a warning would tell of a private row
 def _chances(margins: Vector, labels: Integers) -> tuple[Vector, Vector]:
     """The largest probability, and -log of that of the true class.
 

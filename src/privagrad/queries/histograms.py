@@ -20,8 +20,9 @@ from privagrad._internal.validate import Integers, Vector
 from privagrad.privacy.mechanism import GaussianSum
 from privagrad.privacy.releases import Releases
 
-COPIES = 200
-"""How often noise of the released size is added again, to see what it does to a figure."""
+COPIES, _FEWEST, _MOST_CELLS = 200, 10, 4_000_000
+"""How often noise of the released size is added again, to see what it does to a figure: fewer times
+where that would be many numbers."""
 
 Weights = NDArray[np.float64]
 
@@ -61,7 +62,7 @@ class Histogram:
 def release_histograms(
     histograms: Sequence[Histogram], cells: Integers, releases: Releases, purpose: str
 ) -> list[Weights]:
-    """The shares of the rows in all cells, each of shape (1 + COPIES, groups, bins).
+    """The shares of the rows in all cells, each of shape (1 + copies, groups, bins).
 
     The first ones are those released; the others are these with noise of the same size again.
 
@@ -93,7 +94,8 @@ def release_histograms(
     means = mechanism.release(total, releases.source) / weight
     noise = mechanism.noise_multiplier / (n * weight)
     # What is computed from a release needs no secure noise, and the same answer for all readers.
-    again = np.random.default_rng(0).standard_normal((COPIES, means.size))
+    copies = min(COPIES, max(_FEWEST, _MOST_CELLS // means.size))
+    again = np.random.default_rng(0).standard_normal((copies, means.size))
     sums = np.vstack([means, means + noise * again])
     parts = np.split(sums, ends[:-1], axis=1)
     return [h.solved(part) for h, part in zip(histograms, parts, strict=True)]

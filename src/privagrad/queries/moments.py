@@ -47,6 +47,7 @@ _FREQUENT = 0.1  # mean, in units of entries, from which on columns of sparse ta
 _ROUNDING = 1e-9
 _LEAST_SPREAD = 0.01  # of an indicator, as far as it sets the unit
 _COMMON = 4.0  # units that differ by no more than this factor are one unit
+_NOTHING = 2.0**60  # unit of columns that are not to be learned: nothing is left of them
 _LEAST_KNOWN = 0.02  # share of rows that a column is taken to be known in at least
 
 
@@ -175,6 +176,8 @@ def private_columns(
         small = told
     # Halfway between columns of one size and columns of one spread.
     unit = np.where(small, unit * np.sqrt(np.clip(deviation / unit, _LEAST_SPREAD, 1.0)), unit)
+    # Of columns that say what is missing where nothing is, noise alone would be learned.
+    unit[told & ~ranges.seen] = _NOTHING
     # Noise may show a deviation beyond the size of the entries.
     moments = np.minimum(np.square(deviation / unit), _COMMON)
     return Columns(centre, unit, moments, varied, seen=ranges.seen)
@@ -258,6 +261,7 @@ def bounded_columns(
     unit = np.where(indicators, scale, deviation)
     if same:
         unit[~told] = deviation[~told].max()
+    unit[told & (means <= _LARGER * floor)] = _NOTHING
     return Columns(centre, unit, np.square(deviation / unit), ~indicators)
 
 

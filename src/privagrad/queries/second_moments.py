@@ -150,11 +150,14 @@ def _add_outer(
             values[count], places[count] = value, width - 1
             squares += value * value
             count += 1
-        weight = 0.0
+        largest, weight = 0.0, 0.0
         for c in range(outputs):
             for e in range(outputs):
-                weight += factors[i, c, e] ** 2
-        squares *= math.sqrt(weight)
+                largest = max(largest, abs(factors[i, c, e]))
+        for c in range(outputs if largest > 0.0 else 0):
+            for e in range(outputs):
+                weight += (factors[i, c, e] / largest) ** 2  # squares of tiny factors lose digits
+        squares *= largest * math.sqrt(weight)
         if not math.isfinite(squares):
             nonfinite += 1
             continue
