@@ -56,9 +56,9 @@ class Evaluation:
         classes' shares, and `calibration_error`, the root of the mean squared distance between
         predicted and observed shares. For numbers `error` and `baseline_error`, mean absolute
         errors (of other quantiles than 0.5, mean quantile losses) of the model and of the best
-        constant; `removed`, the part of it that the model removes; `half_within` and
-        `ninety_within`, how far off 50 % and 90 % of the predictions are at most; `below`, the
-        share of targets below their predictions.
+        constant, and their difference `error_gain`; `removed`, the part of it that the model
+        removes; `half_within` and `ninety_within`, how far off 50 % and 90 % of the predictions
+        are at most; `below`, the share of targets below their predictions.
     answer : float
         The best constant: the number of the most frequent class, or a number.
     quantile : float or None
@@ -106,7 +106,7 @@ class Evaluation:
         """Whether the model is better than a constant, in a sentence."""
         figures = self.figures
         if classes is None:
-            return _verdict_on_numbers(figures.get("removed"), self.answer)
+            return _verdict_on_numbers(figures, self.answer)
         constant = "the most frequent class"
         if not math.isnan(self.answer):
             constant = repr(str(classes[int(self.answer)]))
@@ -124,15 +124,17 @@ class Evaluation:
         return f"No better than always answering {constant}."
 
 
-def _verdict_on_numbers(removed: Estimate | None, answer: float) -> str:
-    if removed is None:
+def _verdict_on_numbers(figures: Mapping[str, Estimate], answer: float) -> str:
+    if "removed" not in figures:
         return "Compared with the centre of the target by the loss alone."
-    constant = f"always answering {answer:.4g}"
-    if abs(removed.value) <= _SURE * removed.noise or removed.value == 0:
+    constant, removed = f"always answering {answer:.4g}", figures["removed"]
+    # A difference has normal noise; a ratio of noisy errors may be anything.
+    gain = figures.get("error_gain", removed)
+    if abs(gain.value) <= _SURE * gain.noise or gain.value == 0:
         return f"No better than {constant}."
-    if removed.value < 0:
+    if gain.value < 0:
         return f"Worse than {constant}."
-    return f"Removes {removed.value:.0%} of the error of {constant}."
+    return f"Removes {min(removed.value, 1.0):.0%} of the error of {constant}."
 
 
 def _former(values: Mapping[str, Any]) -> tuple[dict[str, Estimate], float]:
@@ -231,6 +233,7 @@ def numbers(
         "error": unit * np.maximum(error, 0.0),
         "baseline_error": unit * np.maximum(constant, 0.0),
         "removed": 1 - error / _floored(constant),
+        "error_gain": unit * (constant - error),
         "half_within": unit * _quantile(sizes, 0.5),
         "ninety_within": unit * _quantile(sizes, 0.9),
         "below": np.clip(weights[:, below].sum(axis=1) / total, 0, 1),
