@@ -131,6 +131,7 @@ def private_columns(
     # Votes, unlike powers, are not shrunk where another column of the row is large.
     told, known = _told(blanks, dim), _known_shares(ranges.share, noise, blanks)
     means, squares, floor = means / known, squares / known, noise / known
+    silent = told & (means <= SURE * floor)
     ranges = replace(ranges, share=ranges.share / known)
     if not ranges.found:
         zeros, none = np.zeros(dim), ranges.seen
@@ -177,10 +178,10 @@ def private_columns(
     # Halfway between columns of one size and columns of one spread.
     unit = np.where(small, unit * np.sqrt(np.clip(deviation / unit, _LEAST_SPREAD, 1.0)), unit)
     # Of columns that say what is missing where nothing is, noise alone would be learned.
-    unit[told & ~ranges.seen] = _NOTHING
+    unit[silent] = _NOTHING
     # Noise may show a deviation beyond the size of the entries.
     moments = np.minimum(np.square(deviation / unit), _COMMON)
-    return Columns(centre, unit, moments, varied, seen=ranges.seen)
+    return Columns(centre, unit, moments, varied, seen=ranges.seen & ~silent)
 
 
 def _ranges_and_moments(
@@ -261,7 +262,7 @@ def bounded_columns(
     unit = np.where(indicators, scale, deviation)
     if same:
         unit[~told] = deviation[~told].max()
-    unit[told & (means <= _LARGER * floor)] = _NOTHING
+    unit[told & (means <= SURE * floor)] = _NOTHING
     return Columns(centre, unit, np.square(deviation / unit), ~indicators)
 
 
