@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from privagrad.cli import _output, budget, compare, fit, models, reproduce
+from privagrad.cli import _output, budget, compare, fit, models, plan, reproduce
 
 _COLLECTED_AFTER = 100_000
 """New objects after which the garbage collector looks for garbage."""
@@ -38,7 +38,7 @@ Exit codes: 0 success, 1 bug in privagrad, 2 wrong input, 3 refused by the budge
 interrupted.""",
 )
 for command in (
-    fit.schema, fit.fit, models.predict, models.evaluate, models.show, compare.compare,
+    plan.plan, fit.schema, fit.fit, models.predict, models.evaluate, models.show, compare.compare,
     compare.theory,
 ):  # fmt: skip
     app.command()(command)
