@@ -15,6 +15,7 @@ from privagrad.cli._output import (
     LedgerPath,
     busy,
     command,
+    explain,
     note,
     say,
     show_table,
@@ -175,7 +176,7 @@ def show_forecast(found: Forecast) -> None:
         for o in found.outlooks
     ]  # fmt: skip
     show_table(f"{found.table.n:,} rows, delta {found.delta:.3g}", columns, rows, left=0)
-    say(HONESTY)
+    explain(HONESTY)
     for outlook in found.outlooks:
         if outlook.refused:
             note(outlook.refused)

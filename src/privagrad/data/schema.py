@@ -10,7 +10,7 @@ import tomllib
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, fields, replace
-from datetime import UTC, date, datetime
+from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -256,25 +256,38 @@ def _written(schema: Schema) -> list[str]:
 
 def _entries(column: Column) -> list[str]:
     """The entries of a column, most of them to be filled in."""
-    never = "# missing = false  # if it is public knowledge that it is never blank"
-    if column.kind == "number":
-        return [
-            "# low = 0.0      # with bounds for all columns no budget goes to finding ranges",
-            "# high = 100.0",
-            never,
-        ]
-    if column.kind in ("date", "duration"):
-        low, high = ("2000-01-01", "2030-12-31") if column.kind == "date" else ("0", "86400")
-        bounds = [f"# low = {low}", f"# high = {high}", never]
+    if column.kind in ("date", "duration", "number"):
+        never = "missing = false  # if it is public knowledge that it is never blank"
+        end = [never if column.missing is False else f"# {never}"]
+        if column.kind == "number":
+            told = "     # with bounds for all columns no budget goes to finding ranges"
+            return [*_bounds(column, "0.0", "100.0", told), *end]
         if column.kind == "duration":
-            return ["# bounds are in seconds", *bounds]
+            return ["# bounds are in seconds", *_bounds(column, "0", "86400"), *end]
         parts = f"parts = [{', '.join(map(_quoted, column.parts))}]  # of {', '.join(DATE_PARTS)}"
-        return [parts, '# format = "%d/%m/%Y"  # if they are not like 2024-01-31', *bounds]
+        written = '# format = "%d/%m/%Y"  # if they are not like 2024-01-31'
+        return [parts, written, *_bounds(column, "2000-01-01", "2030-12-31"), *end]
     told = "all that can occur; empty: discovered from the same budget"
     return [
         f"categories = [{', '.join(map(_quoted, column.categories))}]  # {told}",
         '# aliases = { "another spelling" = "a category" }',
     ]
+
+
+def _bounds(column: Column, low: str, high: str, told: str = "") -> list[str]:
+    """The bounds of a column, or examples of them."""
+    given = (("low", column.low, f"{low} {told}".rstrip()), ("high", column.high, high))
+    return [
+        f"# {key} = {example}" if value is None else f"{key} = {_bound(column, value)}"
+        for key, value, example in given
+    ]
+
+
+def _bound(column: Column, value: float) -> str:
+    if column.kind != "date":
+        return repr(float(value))
+    moment = datetime.fromtimestamp(0, UTC) + timedelta(days=value)
+    return (moment.date() if value == int(value) else moment.replace(tzinfo=None)).isoformat()
 
 
 def _quoted(text: str) -> str:

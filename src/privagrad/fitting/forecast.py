@@ -80,9 +80,14 @@ class Forecast:
         return PrivacyPlan((event,)).epsilon(self.delta)
 
 
-def forecast_table(request: FitRequest, epsilons: Sequence[float]) -> Forecast:
-    """The fits of a file that `prepare` would plan for this request, at other epsilons."""
-    account = _account(request)
+def forecast_table(
+    request: FitRequest, epsilons: Sequence[float], account: Account | None = None
+) -> Forecast:
+    """The fits of a file that `prepare` would plan for this request, at other epsilons.
+
+    An `account` that is not in the ledger yet takes the place of the request's.
+    """
+    account = account or _account(request)
     require_table(request.table)
     schema, loss = complete(request, request.table)
     if schema.libsvm:
