@@ -79,7 +79,7 @@ def init(
 
     `privagrad init people.csv --yes --target income --dataset people -o people.toml`
     """
-    from privagrad.data.readers import row_count
+    from privagrad.data.frames import row_count
     from privagrad.fitting import FitRequest, fingerprint, forecast_table, require_writable
     from privagrad.privacy.ledger import Ledger
 

@@ -226,7 +226,7 @@ def values(found: Forecast) -> JsonObject:
     return {
         "rows": found.table.n,
         "encoded_columns": len(found.table.encoding.names),
-        "undiscovered": list(found.table.undiscovered),
+        "undiscovered": list(found.table.counts),
         "loss": found.loss.name,
         "classes": None if found.loss.regression else list(target.categories),
         "delta": found.delta,

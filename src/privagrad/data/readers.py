@@ -31,8 +31,6 @@ __all__ = [
     "read_table",
     "require_table",
     "require_usual_numbers",
-    "row_count",
-    "undiscovered",
 ]
 
 
@@ -44,7 +42,7 @@ def open_table(path: Path, schema: Schema) -> Table:
     require_table(path)
     if schema.libsvm:
         return open_libsvm(path, schema)
-    unknown = undiscovered(schema)
+    unknown = _unknown(schema)
     # Sparse matrices hold doubles, and unknown categories may make the matrix sparse.
     single = set(unknown) <= {schema.target} and not encoding_of(schema).sparse
     return _open_columns(path, schema, unknown, np.float32 if single else np.float64)
@@ -57,7 +55,7 @@ def open_test_table(path: Path, like: Table) -> Table:
         return open_libsvm(path, like.schema, len(like.encoding.names))
     if is_libsvm(path):
         raise ValueError(f"Expected a table with the same columns, found {path.name}.")
-    return _open_columns(path, like.schema, undiscovered(like.schema), np.float64)
+    return _open_columns(path, like.schema, _unknown(like.schema), np.float64)
 
 
 def chunks(
@@ -117,16 +115,10 @@ def _schema_of_numbers(path: Path, target: str | None) -> Schema:
     return replace(schema, columns=columns, target=target)
 
 
-def undiscovered(schema: Schema) -> list[str]:
+def _unknown(schema: Schema) -> list[str]:
     """Columns whose categories are to be discovered, the target the last of them."""
     columns = (*schema.features, schema.column(str(schema.target)))
     return [c.name for c in columns if c.kind == "category" and not c.categories]
-
-
-def row_count(path: Path, schema: Schema) -> int:
-    """How many rows a table has; no cell is parsed, whatever it holds."""
-    wanted = [column.name for column in (*schema.features, schema.column(str(schema.target)))]
-    return sum(len(frame) for frame in frames(path, schema, wanted))
 
 
 def _open_columns(path: Path, schema: Schema, unknown: list[str], dtype: Any) -> ColumnTable:

@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 
 from privagrad.data.tables import Table
-from privagrad.fitting.public import PublicTable
 from privagrad.linear import Plan
 from privagrad.privacy.ledger import Account, BudgetError
 from privagrad.queries.categories import PURPOSE as CATEGORIES
@@ -34,7 +33,7 @@ def require_writable(path: Path) -> None:
         )
 
 
-def require_enough_rows(table: PublicTable, plan: Plan, epsilon: float) -> None:
+def require_enough_rows(table: Table, plan: Plan, epsilon: float) -> None:
     """Refuse a fit that the number of rows, which is public, is certain to make useless."""
     n, noise = table.n, plan.relative_noise
     if n < _LEAST_ROWS or noise >= _MOST_NOISE:
@@ -46,8 +45,8 @@ def require_enough_rows(table: PublicTable, plan: Plan, epsilon: float) -> None:
         )
     if CATEGORIES not in plan.privacy:
         return
-    least = threshold(len(table.undiscovered), n, categories_event(plan.privacy))
-    if table.target.name in table.undiscovered and n < 2 * least:
+    least = threshold(len(table.counts), n, categories_event(plan.privacy))
+    if table.target.name in table.counts and n < 2 * least:
         raise ValueError(
             f"Expected at least {2 * least:.0f} rows to discover two classes, each of which needs "
             f"about {least:.0f} rows under this epsilon; found {n}. State the classes, in the "

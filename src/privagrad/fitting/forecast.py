@@ -8,12 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import cast
 
 from privagrad._internal import validate
 from privagrad.data.columns import Column, Schema
-from privagrad.data.readers import open_table, require_table, row_count
+from privagrad.data.frames import row_count
+from privagrad.data.readers import open_table, require_table
+from privagrad.data.tables import Table
 from privagrad.fitting.checks import require_delta_of, require_enough_rows, warn_if_weak
-from privagrad.fitting.public import PublicTable
+from privagrad.fitting.outline import Outline
+from privagrad.fitting.plan import _facts, _first_plan
 from privagrad.fitting.request import LOSSES, FitRequest, complete
 from privagrad.glm.losses import Loss
 from privagrad.linear import Choices, default_delta
@@ -69,7 +73,7 @@ class Outlook:
 class Forecast:
     """What fits of one table would cost, at several epsilons."""
 
-    table: PublicTable
+    table: Outline
     loss: Loss
     delta: float
     account: Account | None
@@ -91,9 +95,9 @@ def forecast_table(
     require_table(request.table)
     schema, loss = complete(request, request.table)
     if schema.libsvm:
-        table = PublicTable.of_table(open_table(request.table, schema))
+        table = Outline.of_table(open_table(request.table, schema))
     else:
-        table = PublicTable.of_schema(schema, row_count(request.table, schema))
+        table = Outline.of_schema(schema, row_count(request.table, schema))
     if not table.n:
         raise ValueError(f"Expected rows in {request.table.name}, found none.")
     return _forecast(table, loss, epsilons, request.delta, account, request.choices)
@@ -120,7 +124,7 @@ def forecast_size(
     loss = LOSSES["huber" if classes is None else "logistic"]
     if account is not None and delta is not None:
         require_delta_of(account, delta)
-    return _forecast(PublicTable.of_schema(schema, rows), loss, epsilons, delta, account, Choices())
+    return _forecast(Outline.of_schema(schema, rows), loss, epsilons, delta, account, Choices())
 
 
 def _account(request: FitRequest) -> Account | None:
@@ -133,7 +137,7 @@ def _account(request: FitRequest) -> Account | None:
 
 
 def _forecast(
-    table: PublicTable,
+    table: Outline,
     loss: Loss,
     epsilons: Iterable[float],
     delta: float | None,
@@ -151,16 +155,17 @@ def _forecast(
 
 
 def _outlook(
-    table: PublicTable,
+    table: Outline,
     loss: Loss,
     epsilon: float,
     delta: float,
     account: Account | None,
     choices: Choices,
 ) -> Outlook:
-    plan, refused = table.plan(loss, epsilon, delta, choices), None
+    like = cast(Table, table)
+    plan, refused = _first_plan(like, _facts(like, loss), epsilon, delta, choices), None
     try:
-        require_enough_rows(table, plan, epsilon)
+        require_enough_rows(like, plan, epsilon)
     except ValueError as error:
         refused = str(error)
     noise = plan.relative_noise

@@ -20,7 +20,6 @@ from privagrad.fitting.checks import (
     warn_if_weak,
 )
 from privagrad.fitting.notes import column_notes
-from privagrad.fitting.public import PublicTable
 from privagrad.fitting.request import FitRequest, complete
 from privagrad.fitting.snapshots import fingerprint, snapshot
 from privagrad.glm.losses import Loss
@@ -29,6 +28,10 @@ from privagrad.privacy.accounting import PrivacyPlan
 from privagrad.privacy.events import Event
 from privagrad.privacy.ledger import Account
 from privagrad.queries.categories import PURPOSE as CATEGORIES
+from privagrad.queries.categories import discovery
+
+_GUESSED_CATEGORIES = 21
+"""Of a column whose categories are not known yet: for the size of batches alone."""
 
 
 @dataclass(frozen=True)
@@ -70,8 +73,8 @@ class PreparedFit:
 
     def events_at(self, epsilon: float) -> tuple[Event, ...]:
         """All releases of the same fit at another epsilon."""
-        public = PublicTable.of_table(self.table)
-        return public.plan(self.loss, epsilon, self.delta, self.choices).privacy.events
+        facts = _facts(self.table, self.loss)
+        return _first_plan(self.table, facts, epsilon, self.delta, self.choices).privacy.events
 
     @property
     def discovers(self) -> bool:
@@ -128,15 +131,23 @@ def prepare(request: FitRequest) -> PreparedFit:
     if test is not None and request.test is not None:
         stated = not loss.regression and bool(table.target.categories)
         require_test_rows(test, request.test.name, stated=stated)
-    public = PublicTable.of_table(table)
-    first = public.plan(loss, request.epsilon, delta, request.choices)
-    require_enough_rows(public, first, request.epsilon)
+    facts = _facts(table, loss)
+    first = _first_plan(table, facts, request.epsilon, delta, request.choices)
+    require_enough_rows(table, first, request.epsilon)
     warn_if_hopeless(table.n, request.epsilon, first.relative_noise)
     # The number of columns may change when categories are known, the releases must not.
     size = first.batches.batch_size
-    choices = replace(request.choices, batch_size=size, first=public.facts(loss))
+    choices = replace(request.choices, batch_size=size, first=facts)
     privacy = first.privacy
     return PreparedFit(request, table, test, loss, delta, choices, privacy, account, content)
+
+
+def _first_plan(
+    table: Table, facts: PublicFacts, epsilon: float, delta: float, choices: Choices
+) -> Plan:
+    """The fit and the discovery of categories before it."""
+    found = [discovery(len(table.counts), epsilon, delta)] if table.counts else []
+    return plan_fit(facts, epsilon, delta, choices, found, evaluated=True)
 
 
 def class_numbers(codes: Vector, *, discovered: bool) -> tuple[Vector, NDArray[np.bool_]]:
@@ -150,3 +161,17 @@ def class_numbers(codes: Vector, *, discovered: bool) -> tuple[Vector, NDArray[n
         )
     left_out = ~(codes >= 0)
     return np.where(left_out, 0.0, codes), left_out
+
+
+def _facts(table: Table, loss: Loss) -> PublicFacts:
+    """What is public about the problem before categories are discovered."""
+    encoding = table.encoding
+    unknown = sum(name != table.target.name for name in table.counts)
+    width = len(encoding.names) + _GUESSED_CATEGORIES * unknown
+    classes = 0 if loss.regression else len(table.target.categories)
+    outputs, bounded = classes if classes > 2 else 1, encoding.bounds is not None
+    return PublicFacts(
+        table.n, width, outputs, encoding.sparse, loss.regression, True, bounded,
+        table.target.bounded, loss.name == "logistic", False,
+        indicators=encoding.indicators,
+    )  # fmt: skip
