@@ -8,31 +8,25 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from html import escape
 
-_LEFT, _RIGHT = 'style="text-align:left"', 'style="text-align:right"'
-
 
 def html_table(
     title: str, columns: Sequence[str], rows: Iterable[Sequence[object]], left: int = 1
 ) -> str:
     """A table; its first `left` columns are aligned to the left. Without `columns` it has no head.
 
-    Every cell is text: floats have four digits, markup and control characters are shown as such.
+    Every cell is text: floats have four digits, and markup and control characters do nothing.
     """
-    sides = [_LEFT if k < left else _RIGHT for k in range(1000)]
-    head = _cells("th", columns, sides) if columns else ""
-    body = "".join(f"<tr>{_cells('td', row, sides)}</tr>" for row in rows)
-    head = f"<thead><tr>{head}</tr></thead>" if head else ""
+    head = f"<thead><tr>{_cells('th', columns, left)}</tr></thead>" if columns else ""
+    body = "".join(f"<tr>{_cells('td', row, left)}</tr>" for row in rows)
     caption = f'<caption style="text-align:left;caption-side:top"><b>{_text(title)}</b></caption>'
     return f"<table>{caption}{head}<tbody>{body}</tbody></table>"
 
 
-def html_line(text: str) -> str:
-    """A line of text."""
-    return f"<div>{_text(text)}</div>"
-
-
-def _cells(tag: str, row: Sequence[object], sides: Sequence[str]) -> str:
-    return "".join(f"<{tag} {side}>{_text(c)}</{tag}>" for c, side in zip(row, sides, strict=False))
+def _cells(tag: str, row: Sequence[object], left: int) -> str:
+    return "".join(
+        f'<{tag} style="text-align:{"left" if k < left else "right"}">{_text(cell)}</{tag}>'
+        for k, cell in enumerate(row)
+    )
 
 
 def _text(value: object) -> str:
