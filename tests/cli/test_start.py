@@ -11,7 +11,6 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from privagrad.cli import _questions as questions
 from privagrad.cli import app, init
 from privagrad.data.schema import read_schema
 from privagrad.privacy.ledger import Ledger
@@ -211,7 +210,7 @@ def test_an_interruption_at_any_question_leaves_nothing(terminal, monkeypatch, b
     def interrupted(*_, **__):
         raise typer.Abort
 
-    monkeypatch.setattr(questions.typer, "prompt", interrupted)
+    monkeypatch.setattr(typer, "prompt", interrupted)
     assert "interrupted" in invoke("init", "patients.csv", code=130).output
 
 

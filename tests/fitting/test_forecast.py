@@ -8,7 +8,8 @@ import polars as pl
 import pytest
 
 from privagrad.data.schema import Column, Schema
-from privagrad.fitting import FitRequest, forecast_size, forecast_table, prepare, run
+from privagrad.fitting import FitRequest, Task, forecast_size, forecast_table, prepare, run
+from privagrad.privacy.codec import as_json
 from privagrad.privacy.events import GaussianEvent
 from privagrad.privacy.ledger import Ledger
 
@@ -48,7 +49,7 @@ SCHEMAS = {
 
 
 def request(path: Path, stated: Schema, **others) -> FitRequest:
-    task = "regression" if stated.target == "amount" else "classification"
+    task: Task = "regression" if stated.target == "amount" else "classification"
     return FitRequest(path, None, 1.0, schema=stated, task=task, **others)
 
 
@@ -64,8 +65,8 @@ def test_the_plan_is_what_the_fit_releases(tmp_path, name):
         assert found.delta == job.delta
     model = run(job, tmp_path / "m.model", False)
     made = [(e["purpose"], e["noise_multiplier"], e["count"]) for e in model.privacy["events"]]
-    planned = found.outlooks[-1].events
-    assert made == [(e.purpose, e.noise_multiplier, e.count) for e in planned]
+    planned = [as_json(event) for event in found.outlooks[-1].events]
+    assert made == [(e["purpose"], e["noise_multiplier"], e["count"]) for e in planned]
 
 
 @pytest.mark.parametrize("name", SCHEMAS)
@@ -127,6 +128,9 @@ def test_as_many_runs_fit_as_are_told_and_nothing_is_spent(tmp_path):
     assert ledger.history("t") == before
     assert found.delta == 1e-6
     small, middle, large = (outlook.cost for outlook in found.outlooks)
+    assert small
+    assert middle
+    assert large
     assert small.runs > middle.runs >= 1
     assert large.runs == 0
     assert large.after > 2.0
@@ -143,5 +147,6 @@ def test_as_many_runs_fit_as_are_told_and_nothing_is_spent(tmp_path):
     [((0, 3, 2), "rows"), ((100, 0, 2), "columns"), ((100, 3, 1), "two classes")],
 )
 def test_sizes_that_make_no_sense(size, message):
+    rows, columns, classes = size
     with pytest.raises(ValueError, match=message):
-        forecast_size(*size, [1.0])
+        forecast_size(rows, columns, classes, [1.0])
