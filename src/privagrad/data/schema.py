@@ -234,7 +234,7 @@ def template(schema: Schema, table: str) -> str:
     for column in schema.columns:
         lines += ["", "[[column]]", f"name = {_quoted(column.name)}"]
         lines.append(f"kind = {_quoted(column.kind)}  # {_KIND_HELP}")
-        lines += _entries(column)
+        lines += _stated(column, _entries(column))
     return "\n".join(lines) + "\n"
 
 
@@ -256,17 +256,20 @@ def _written(schema: Schema) -> list[str]:
 
 def _entries(column: Column) -> list[str]:
     """The entries of a column, most of them to be filled in."""
-    if column.kind in ("date", "duration", "number"):
-        never = "missing = false  # if it is public knowledge that it is never blank"
-        end = [never if column.missing is False else f"# {never}"]
-        if column.kind == "number":
-            told = "     # with bounds for all columns no budget goes to finding ranges"
-            return [*_bounds(column, "0.0", "100.0", told), *end]
+    never = "# missing = false  # if it is public knowledge that it is never blank"
+    if column.kind == "number":
+        return [
+            "# low = 0.0      # with bounds for all columns no budget goes to finding ranges",
+            "# high = 100.0",
+            never,
+        ]
+    if column.kind in ("date", "duration"):
+        low, high = ("2000-01-01", "2030-12-31") if column.kind == "date" else ("0", "86400")
+        bounds = [f"# low = {low}", f"# high = {high}", never]
         if column.kind == "duration":
-            return ["# bounds are in seconds", *_bounds(column, "0", "86400"), *end]
+            return ["# bounds are in seconds", *bounds]
         parts = f"parts = [{', '.join(map(_quoted, column.parts))}]  # of {', '.join(DATE_PARTS)}"
-        written = '# format = "%d/%m/%Y"  # if they are not like 2024-01-31'
-        return [parts, written, *_bounds(column, "2000-01-01", "2030-12-31"), *end]
+        return [parts, '# format = "%d/%m/%Y"  # if they are not like 2024-01-31', *bounds]
     told = "all that can occur; empty: discovered from the same budget"
     return [
         f"categories = [{', '.join(map(_quoted, column.categories))}]  # {told}",
@@ -274,18 +277,19 @@ def _entries(column: Column) -> list[str]:
     ]
 
 
-def _bounds(column: Column, low: str, high: str, told: str = "") -> list[str]:
-    """The bounds of a column, or examples of them."""
-    given = (("low", column.low, f"{low} {told}".rstrip()), ("high", column.high, high))
-    return [
-        f"# {key} = {example}" if value is None else f"{key} = {_bound(column, value)}"
-        for key, value, example in given
-    ]
+def _stated(column: Column, lines: list[str]) -> list[str]:
+    """The entries of a column with what it states instead of the examples."""
+    told = {
+        f"# {key} = ": f"{key} = {_value(column, value)}"
+        for key in ("low", "high", "missing")
+        if (value := getattr(column, key)) is not None
+    }
+    return [next((told[start] for start in told if line.startswith(start)), line) for line in lines]
 
 
-def _bound(column: Column, value: float) -> str:
-    if column.kind != "date":
-        return repr(float(value))
+def _value(column: Column, value: float | bool) -> str:
+    if value is False or column.kind != "date":
+        return "false" if value is False else repr(float(value))
     moment = datetime.fromtimestamp(0, UTC) + timedelta(days=value)
     return (moment.date() if value == int(value) else moment.replace(tzinfo=None)).isoformat()
 
