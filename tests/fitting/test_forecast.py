@@ -143,6 +143,22 @@ def test_as_many_runs_fit_as_are_told_and_nothing_is_spent(tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("name", "by_delta"), [("labels to discover", True), ("all stated", False)]
+)
+def test_whether_delta_or_epsilon_ends_the_runs(tmp_path, name, by_delta):
+    ledger = Ledger(tmp_path / "ledger.db")
+    ledger.create("t", 2.0, 1e-6)
+    asked = request(table(tmp_path / "t.csv", 0), SCHEMAS[name], dataset="t", ledger=ledger)
+    outlook = forecast_table(asked, [0.2]).outlooks[0]
+    assert outlook.cost
+    assert outlook.cost.out_of_delta == by_delta
+    for _ in range(outlook.cost.runs):
+        ledger.reserve("t", outlook.events, "again")
+    with pytest.raises(ValueError, match="part of delta" if by_delta else "within the budget"):
+        ledger.reserve("t", outlook.events, "one too many")
+
+
+@pytest.mark.parametrize(
     ("size", "message"),
     [((0, 3, 2), "rows"), ((100, 0, 2), "columns"), ((100, 3, 1), "two classes")],
 )

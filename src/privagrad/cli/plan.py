@@ -180,6 +180,12 @@ def show_forecast(found: Forecast) -> None:
     for outlook in found.outlooks:
         if outlook.refused:
             note(outlook.refused)
+        if outlook.cost and outlook.cost.out_of_delta:
+            note(
+                f"Not more than {outlook.cost.runs} runs of epsilon {outlook.epsilon:g} fit, "
+                "because of delta, not of epsilon. Discovering categories takes most of delta: "
+                "state them in the schema (classes: --classes)."
+            )
     purposes = {e.purpose: e.count for o in found.outlooks for e in o.events}
     cells = [{e.purpose: _release(found, e) for e in o.events} for o in found.outlooks]
     show_table(
@@ -249,6 +255,7 @@ def values(found: Forecast) -> JsonObject:
                     "spent_after": o.cost.after if math.isfinite(o.cost.after) else None,
                     "left_after": o.cost.left,
                     "runs": o.cost.runs,
+                    "limited_by": "delta" if o.cost.out_of_delta else "epsilon",
                 },
             }
             for o in found.outlooks

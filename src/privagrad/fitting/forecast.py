@@ -6,6 +6,7 @@ what the schema states. Of a LIBSVM file the number of columns counts too.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import cast
@@ -40,11 +41,15 @@ _TARGET = "target"
 
 @dataclass(frozen=True)
 class Cost:
-    """What a budget says of a run: what is spent with it, and how many such runs still fit."""
+    """What a budget says of a run: what is spent with it, and how many such runs still fit.
+
+    `out_of_delta` says that one more would not fit because of delta, however small its epsilon.
+    """
 
     after: float
     left: float
     runs: int
+    out_of_delta: bool
 
 
 @dataclass(frozen=True)
@@ -176,17 +181,22 @@ def _outlook(
 
 def _cost(account: Account, events: tuple[Event, ...]) -> Cost:
     after = account.spent_with(events)
-    left = max(account.epsilon - after, 0.0)
-    return Cost(after, left, _runs_that_fit(account, events))
+    runs = _runs_that_fit(account, events)
+    one_more = _spent_with_runs(account, events, runs + 1)
+    return Cost(after, max(account.epsilon - after, 0.0), runs, math.isinf(one_more))
+
+
+def _spent_with_runs(account: Account, events: tuple[Event, ...], count: int) -> float:
+    """What is spent after so many runs with these events, at least one."""
+    earlier = (Run("", "", "", "reserved", "", events),) * (count - 1)
+    return replace(account, runs=(*account.runs, *earlier)).spent_with(events)
 
 
 def _runs_that_fit(account: Account, events: tuple[Event, ...]) -> int:
     """How many runs with these events fit into what is left, at most `MOST_RUNS`."""
 
     def fits(count: int) -> bool:
-        earlier = (Run("", "", "", "reserved", "", events),) * (count - 1)
-        filled = replace(account, runs=(*account.runs, *earlier))
-        return filled.spent_with(events) <= account.epsilon
+        return _spent_with_runs(account, events, count) <= account.epsilon
 
     low, high = 0, 1
     while high <= MOST_RUNS and fits(high):
