@@ -110,6 +110,22 @@ def test_a_plan_for_no_table_is_that_of_such_a_table(tmp_path):
     )
 
 
+@pytest.mark.parametrize("classes", [("-1", "1"), None])
+def test_of_libsvm_files_the_number_of_columns_counts_too(tmp_path, classes):
+    plans = set()
+    for seed in range(3):
+        rng = np.random.default_rng(seed)
+        lines = [
+            f"{rng.choice([-1, 1])} {rng.integers(1, 6)}:{rng.normal()} 6:1" for _ in range(900)
+        ]
+        (tmp_path / "t.libsvm").write_text("\n".join(lines))
+        asked = FitRequest(tmp_path / "t.libsvm", None, 2.0, classes=classes, task="classification")
+        outlook = forecast_table(asked, [2.0]).outlooks[0]
+        assert outlook.plan == prepare(asked).privacy
+        plans.add(outlook)
+    assert len(plans) == 1
+
+
 def test_a_hopeless_fit_is_told_as_the_fit_would(tmp_path):
     asked = request(table(tmp_path / "t.csv", 0, 12), SCHEMAS["all stated"])
     outlook = forecast_table(asked, [0.01]).outlooks[0]
