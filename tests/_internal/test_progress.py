@@ -36,3 +36,17 @@ def test_a_terminal_sees_a_bar_at_once_or_when_it_takes_long(
     monkeypatch.setattr(progress, "_PATIENCE_SECONDS", patience)
     assert list(progress.track(range(200), 200, "steps", show)) == list(range(200))
     assert ("steps" in terminal.text) == shown
+
+
+@pytest.mark.parametrize("total", [3, 10, 19, 95])
+def test_notebooks_see_plain_lines_if_they_ask(
+    total: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "ipykernel", sys)
+    monkeypatch.setattr(progress, "_PATIENCE_SECONDS", -1.0)
+    assert list(progress.track(range(total), total, "steps", None)) == list(range(total))
+    assert capsys.readouterr().err == ""
+    assert list(progress.track(range(total), total, "steps", True)) == list(range(total))
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[-1] == f"steps: {total}/{total}"
+    assert len(lines) <= 11

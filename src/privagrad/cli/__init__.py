@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from privagrad.cli import _output, budget, compare, fit, models, reproduce
+from privagrad.cli import _output, budget, compare, fit, init, models, plan, reproduce
 
 _COLLECTED_AFTER = 100_000
 """New objects after which the garbage collector looks for garbage."""
@@ -26,7 +26,17 @@ Fit a model to a table of numbers, then predict:
 
 `privagrad predict income.model new-people.csv -o predictions.csv`
 
-With text columns, and a budget for all runs on the same data:
+The start, with questions, each with a default and its reason:
+
+`privagrad init people.csv`
+
+What a fit would cost and how good it may be, before anything is spent:
+
+`privagrad plan people.csv --schema schema.toml --epsilons 0.1,1,3`
+
+`privagrad plan --rows 20000 --columns 30`   (without data)
+
+The same by hand, with text columns and a budget for all runs on the same data:
 
 `privagrad schema people.csv --target income -o schema.toml`   (then fill it in)
 
@@ -38,8 +48,8 @@ Exit codes: 0 success, 1 bug in privagrad, 2 wrong input, 3 refused by the budge
 interrupted.""",
 )
 for command in (
-    fit.schema, fit.fit, models.predict, models.evaluate, models.show, compare.compare,
-    compare.theory,
+    init.init, plan.plan, fit.schema, fit.fit, models.predict, models.evaluate, models.show,
+    compare.compare, compare.theory,
 ):  # fmt: skip
     app.command()(command)
 app.add_typer(budget.app, name="budget")

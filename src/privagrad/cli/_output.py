@@ -60,7 +60,7 @@ def command(function: Callable[..., object]) -> Callable[..., None]:
             _fail(error, REFUSED, as_json)
         except (ValueError, TypeError, OSError, ImportError) as error:
             _fail(error, WRONG_INPUT, as_json)
-        except KeyboardInterrupt as error:
+        except (KeyboardInterrupt, typer.Abort) as error:
             _fail(error, INTERRUPTED, as_json, "interrupted")
         except Exception as error:
             message = (
@@ -98,6 +98,11 @@ def note(text: str, kind: str = "note", colour: str = "yellow") -> None:
 def say(text: str) -> None:
     """Print a line."""
     Console().print(escape(text), highlight=False, soft_wrap=True)
+
+
+def explain(text: str) -> None:
+    """Print a paragraph, as wide as the terminal, after an empty line."""
+    Console().print(f"\n{escape(text)}", highlight=False)
 
 
 def show_table(

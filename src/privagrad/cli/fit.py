@@ -29,6 +29,21 @@ if TYPE_CHECKING:
     from privagrad.privacy.ledger import Account
 
 Target = Annotated[str | None, typer.Option("--target", "-t", help="The column to predict.")]
+Header = Annotated[
+    bool | None,
+    typer.Option(
+        "--header/--no-header",
+        help="Whether the first line holds the names of the columns. Default: it does. A "
+        "first line that may be a row is refused, because names are public.",
+    ),
+]
+Separator = Annotated[str | None, typer.Option(help="Between cells. Default: guessed.")]
+Names = Annotated[
+    str | None,
+    typer.Option(help="With --no-header: the names of the columns, separated by commas."),
+]
+Encoding = Annotated[str, typer.Option(help="Of a text file: utf-8, latin-1, cp1252, utf-16, ...")]
+Sheet = Annotated[str | None, typer.Option(help="Of an Excel file with several.")]
 
 
 def _advanced(text: str, least: int | None = None) -> OptionInfo:
@@ -47,23 +62,11 @@ def schema(
         Path | None, typer.Option("--out", "-o", help="The file to write. Default: print it.")
     ] = None,
     target: Target = None,
-    header: Annotated[
-        bool | None,
-        typer.Option(
-            "--header/--no-header",
-            help="Whether the first line holds the names of the columns. Default: it does. A "
-            "first line that may be a row is refused, because names are public.",
-        ),
-    ] = None,
-    separator: Annotated[str | None, typer.Option(help="Between cells. Default: guessed.")] = None,
-    names: Annotated[
-        str | None,
-        typer.Option(help="With --no-header: the names of the columns, separated by commas."),
-    ] = None,
-    encoding: Annotated[
-        str, typer.Option(help="Of a text file: utf-8, latin-1, cp1252, utf-16, ...")
-    ] = "utf-8",
-    sheet: Annotated[str | None, typer.Option(help="Of an Excel file with several.")] = None,
+    header: Header = None,
+    separator: Separator = None,
+    names: Names = None,
+    encoding: Encoding = "utf-8",
+    sheet: Sheet = None,
     as_json: Json = False,
 ) -> JsonObject:
     """Write a template for what is public about a table, from its header and column types only.
@@ -78,18 +81,10 @@ def schema(
 
     `privagrad schema adult.data --no-header --names age,job,income -o schema.toml`
     """
-    from privagrad.data.readers import infer_schema
-    from privagrad.data.schema import as_values, encoding_named, template
+    from privagrad.data.schema import as_values, template
 
-    if out is not None and out.exists():
-        raise ValueError(
-            f"Expected a new file, found {out}: it may have been filled in. Give another name."
-        )
-    if separator is not None and len(separator) != 1:
-        raise ValueError(f"Expected a separator of one character, found {separator!r}.")
-    found = infer_schema(table, header, separator, encoding_named(encoding), sheet)
-    if names is not None:
-        found = _renamed(found, [name.strip() for name in names.split(",")])
+    require_new(out)
+    found = inferred(table, header, separator, names, encoding, sheet)
     if target is not None:
         found.column(target)
         found = replace(found, target=target)
@@ -100,6 +95,34 @@ def schema(
         out.write_text(text, encoding="utf-8")
         say(f"wrote {out}. Fill it in, then: privagrad fit {table.name} --schema {out} ...")
     return as_values(found)
+
+
+def require_new(out: Path | None) -> None:
+    """Refuse to write over a schema."""
+    if out is not None and out.exists():
+        raise ValueError(
+            f"Expected a new file, found {out}: it may have been filled in. Give another name."
+        )
+
+
+def inferred(
+    table: Path,
+    header: bool | None,
+    separator: str | None,
+    names: str | None,
+    encoding: str,
+    sheet: str | None,
+) -> Schema:
+    """The schema of a table, from its header and column types only."""
+    from privagrad.data.readers import infer_schema
+    from privagrad.data.schema import encoding_named
+
+    if separator is not None and len(separator) != 1:
+        raise ValueError(f"Expected a separator of one character, found {separator!r}.")
+    found = infer_schema(table, header, separator, encoding_named(encoding), sheet)
+    if names is None:
+        return found
+    return _renamed(found, [name.strip() for name in names.split(",")])
 
 
 def _renamed(schema: Schema, names: list[str]) -> Schema:

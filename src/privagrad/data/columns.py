@@ -140,6 +140,12 @@ class Schema:
         """What the features are read as: numbers and categories alone."""
         return tuple(part for column in self.features for part in column.encoded)
 
+    @property
+    def undiscovered(self) -> tuple[str, ...]:
+        """Columns whose categories are to be discovered, the target the last of them."""
+        columns = (*self.features, self.column(str(self.target)))
+        return tuple(c.name for c in columns if c.kind == "category" and not c.categories)
+
     def with_columns(self, changed: Iterable[Column]) -> Schema:
         """The same with some columns replaced, by name."""
         new = {column.name: column for column in changed}

@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from privagrad._internal.atomic import atomic_write
+from privagrad._internal.markup import html_table
 from privagrad.data.libsvm import is_libsvm, libsvm_schema
 from privagrad.data.parsing import Tally
 from privagrad.data.readers import chunks
@@ -27,6 +28,9 @@ from privagrad.privacy.events import relation_named
 
 INTERVAL = 1.96
 """Half the length of a 95 % interval, in standard deviations of the noise."""
+
+_SHOWN = 20
+"""Coefficients in a notebook."""
 
 FORMAT, VERSION = "privagrad-model", 2
 _ARRAYS = ("coef", "intercept", "coef_noise", "intercept_noise", "centre", "unit", "scale")
@@ -113,6 +117,24 @@ class SavedModel:
         """Ends of the 95 % intervals of all coefficients, of shape (2, k, d)."""
         reach = INTERVAL * self.coef_noise
         return np.stack([self.coef - reach, self.coef + reach])
+
+    def _repr_html_(self) -> str:
+        privacy = self.privacy
+        cost = f"epsilon {privacy['epsilon']:.4g}, delta {privacy['delta']:.3g}"
+        facts = [
+            ("fitted to", f"{self.made.get('table', '')}, {self.made.get('rows', '?')} rows"),
+            ("predicts", "a number" if self.classes is None else ", ".join(self.classes)),
+            ("privacy", f"NOT PRIVATE (seeded noise): {cost}" if privacy["seeded"] else cost),
+            ("on the training rows", self.evaluation.get("verdict", "")),
+        ]
+        shown = self.ranking[:_SHOWN]
+        names = self.classes if self.classes and len(self.coef) > 1 else ["coefficient"]
+        reach = INTERVAL * self.coef_noise.max(axis=0)
+        rows = [(self.features[j], *self.coef[:, j].tolist(), f"± {reach[j]:.2g}") for j in shown]
+        title = f"The largest of {len(self.features)} effects, with 95 % intervals of the noise"
+        return html_table(f"Private linear model ({self.loss})", (), facts, left=2) + html_table(
+            title, ("feature", *names, "noise"), rows
+        )
 
     def margins(self, X: Any) -> NDArray[np.float64]:
         """X @ coef.T + intercept, a missing entry, NaN, being its column's centre."""

@@ -10,7 +10,7 @@ import tomllib
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, fields, replace
-from datetime import UTC, date, datetime
+from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -234,7 +234,7 @@ def template(schema: Schema, table: str) -> str:
     for column in schema.columns:
         lines += ["", "[[column]]", f"name = {_quoted(column.name)}"]
         lines.append(f"kind = {_quoted(column.kind)}  # {_KIND_HELP}")
-        lines += _entries(column)
+        lines += _stated(column, _entries(column))
     return "\n".join(lines) + "\n"
 
 
@@ -275,6 +275,23 @@ def _entries(column: Column) -> list[str]:
         f"categories = [{', '.join(map(_quoted, column.categories))}]  # {told}",
         '# aliases = { "another spelling" = "a category" }',
     ]
+
+
+def _stated(column: Column, lines: list[str]) -> list[str]:
+    """The entries of a column with what it states instead of the examples."""
+    told = {
+        f"# {key} = ": f"{key} = {_value(column, value)}"
+        for key in ("low", "high", "missing")
+        if (value := getattr(column, key)) is not None
+    }
+    return [next((told[start] for start in told if line.startswith(start)), line) for line in lines]
+
+
+def _value(column: Column, value: float | bool) -> str:
+    if value is False or column.kind != "date":
+        return "false" if value is False else repr(float(value))
+    moment = datetime.fromtimestamp(0, UTC) + timedelta(days=value)
+    return (moment.date() if value == int(value) else moment.replace(tzinfo=None)).isoformat()
 
 
 def _quoted(text: str) -> str:

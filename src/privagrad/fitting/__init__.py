@@ -8,6 +8,7 @@ from privagrad.fitting.evaluate import (
     run_evaluation,
 )
 from privagrad.fitting.fit import run
+from privagrad.fitting.forecast import Forecast, Outlook, forecast_size, forecast_table
 from privagrad.fitting.plan import PreparedFit, prepare
 from privagrad.fitting.request import LOSSES, FitRequest, Task
 from privagrad.fitting.snapshots import fingerprint, same_content
@@ -16,10 +17,14 @@ __all__ = [
     "LOSSES",
     "EvaluationRequest",
     "FitRequest",
+    "Forecast",
+    "Outlook",
     "PreparedEvaluation",
     "PreparedFit",
     "Task",
     "fingerprint",
+    "forecast_size",
+    "forecast_table",
     "prepare",
     "prepare_evaluation",
     "require_writable",

@@ -28,11 +28,14 @@ for standardised targets of a regression."""
 MANY_COLUMNS = 40
 """From so many on, the votes of a row are too many for rare columns to show among them."""
 
+GOOD_KEPT = 0.9
+"""The part of the advantage for which the needed rows are told."""
+
 _LARGEST_STEP, _LARGEST_TARGET_STEP, _RAREST = 300.0, 50.0, 0.05
 _WORK = 1e9
 _LEAST_RATE = 0.2
 _SPARSE_ENTRIES = 100
-_HALF, _LEAST_KEPT, _GOOD_KEPT = 0.05, 0.8, 0.9
+_HALF, _LEAST_KEPT = 0.05, 0.8
 _VISIBLE, _LARGEST_PART, _LARGEST_TOTAL = 0.1, 0.5, 0.4
 
 
@@ -111,23 +114,29 @@ def kept_advantage(noise: float) -> float:
     return 1 / (1 + (noise / _HALF) ** 2)
 
 
+def rows_needed(n: int, noise: float) -> float:
+    """About how many rows would keep GOOD_KEPT of the advantage, where n rows have this noise."""
+    return n * noise / (_HALF * math.sqrt(1 / GOOD_KEPT - 1))
+
+
 def warn_if_hopeless(n: int, epsilon: float, noise: float) -> None:
     """Say what to expect where noise takes more than a fifth of the advantage."""
     kept = kept_advantage(noise)
     if kept >= _LEAST_KEPT:
         return
-    needed = n * noise / (_HALF * math.sqrt(1 / _GOOD_KEPT - 1))
+    needed = rows_needed(n, noise)
     warnings.warn(
         f"{n} rows are few for epsilon={epsilon:g}: expect this model to keep about "
         f"{100 * kept:.0f} % of what a model without privacy gains over a constant prediction "
         f"(0 % is the accuracy of always answering the most frequent class). For "
-        f"{100 * _GOOD_KEPT:.0f} % it needs about {_rounded(needed)} rows, or epsilon="
+        f"{100 * GOOD_KEPT:.0f} % it needs about {rounded_up(needed)} rows, or epsilon="
         f"{epsilon * needed / n:.2g}, or fewer columns.",
         UserWarning,
         stacklevel=5,
     )
 
 
-def _rounded(number: float) -> str:
+def rounded_up(number: float) -> str:
+    """Two digits of a number, not less than it."""
     digits = 10 ** (math.floor(math.log10(number)) - 1)
     return f"{math.ceil(number / digits) * digits:,}"

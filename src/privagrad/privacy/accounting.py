@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from privagrad._internal import validate
+from privagrad._internal.markup import html_table
 from privagrad._internal.validate import Vector
 from privagrad.privacy.composition import gaussian_mu
 from privagrad.privacy.events import (
@@ -26,6 +27,7 @@ from privagrad.privacy.events import (
     Relation,
     Release,
     SelectEvent,
+    events_table,
     training_event,
 )
 from privagrad.privacy.noise import Noise
@@ -94,6 +96,21 @@ class PrivacyReport:
         if not self.verified:
             text += "; not verified: the user vouches that examples are kept apart"
         return f"NOT PRIVATE (seeded noise); would be {text}" if self.seeded else text
+
+    def _repr_html_(self) -> str:
+        if not self.events:
+            return html_table("Not private (epsilon = inf)", (), ())
+        title = f"({self.epsilon:.4g}, {self.delta:.2g})-differential privacy"
+        facts = [
+            ("neighbouring relation", self.relation),
+            ("sampling", self.sampling or "all rows at once"),
+            ("accountant", self.accountant),
+            ("noise", self.noise),
+        ]
+        if not self.verified:
+            facts.append(("not verified", "the user vouches that examples are kept apart"))
+        title = f"NOT PRIVATE (seeded noise); would be {title}" if self.seeded else title
+        return html_table(title, (), facts, left=2) + events_table("Releases", self.events)
 
 
 @dataclass(frozen=True)
@@ -180,6 +197,12 @@ class PrivacyPlan:
             for other in other_events
         )
         return cls(_calibrated(others, event, float(epsilon), delta), event.purpose)
+
+    def _repr_html_(self) -> str:
+        title = f"Planned releases, {self.relation}, {self.accountant}"
+        if self.unprotected:
+            title += "; something is released without noise besides (epsilon = inf)"
+        return events_table(title, self.events)
 
     def __getitem__(self, purpose: str) -> Release:
         """The one event with this purpose."""

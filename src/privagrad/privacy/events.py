@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Literal, TypeVar
 
 from privagrad._internal import validate
+from privagrad._internal.markup import html_table
 from privagrad.privacy.sampling import SAMPLINGS, Batches, Sampling
 
 Relation = Literal["zero-out", "replace-one"]
@@ -201,6 +202,16 @@ def merged(events: Iterable[E]) -> tuple[E, ...]:
         one = replace(event, count=1)
         counts[one] = counts.get(one, 0) + event.count
     return tuple(replace(event, count=count) for event, count in counts.items())
+
+
+def events_table(title: str, events: Iterable[Event]) -> str:
+    """The releases as an HTML table."""
+    rows = [
+        (e.purpose, str(e), "", "") if isinstance(e, SelectEvent) else
+        (e.purpose, e.count, e.noise_multiplier, e.sampling or "all rows")
+        for e in events
+    ]  # fmt: skip
+    return html_table(title, ("purpose", "times", "noise multiplier", "rows"), rows)
 
 
 def relation_of(sampling: Sampling) -> Relation:

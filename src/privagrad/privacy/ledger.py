@@ -17,7 +17,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from privagrad._internal import validate
+from privagrad._internal.markup import html_table
 from privagrad.privacy import ledger_file as file
+from privagrad.privacy.accounting import PrivacyPlan
 from privagrad.privacy.events import Event, merged
 from privagrad.privacy.filters import epsilon_of_runs
 from privagrad.privacy.ledger_file import Entry, State
@@ -62,6 +64,22 @@ class Account:
     def spent(self) -> float:
         """The epsilon of all runs together, at the data set's delta."""
         return self.spent_with(())
+
+    def _repr_html_(self) -> str:
+        spent = self.spent
+        left = max(self.epsilon - spent, 0.0)
+        title = (
+            f"Budget {self.name}: {spent:.4g} of epsilon {self.epsilon:g} spent, {left:.4g} left "
+            f"(delta {self.delta:g})"
+        )
+        rows = [
+            (run.name, run.at[:16].replace("T", " "), run.user, run.state, run.note,
+             PrivacyPlan(run.events).epsilon(self.delta))
+            for run in self.runs
+        ]  # fmt: skip
+        return html_table(
+            title, ("run", "since", "user", "state", "note", "epsilon alone"), rows, 5
+        )
 
     def spent_with(self, events: Iterable[Event]) -> float:
         """The epsilon of all runs and one more with these events, at the data set's delta.

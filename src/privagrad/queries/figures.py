@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, Self
 
 import numpy as np
 
+from privagrad._internal.markup import html_table
 from privagrad._internal.validate import Vector
 from privagrad.queries.histograms import Weights
 
@@ -101,6 +102,18 @@ class Evaluation:
             known["figures"] = {name: Estimate(**f) for name, f in values["figures"].items()}
             return cls(**known)
         return cls(False, *_former(values)) if "rows" in values else cls(True, *_former(values))
+
+    def _repr_html_(self) -> str:
+        kind = "Private figures" if self.private else "Exact figures, NOT private"
+        numbers = None if self.quantile is not None else [
+            f"class {k}" for k in range(len(self.shares))
+        ]  # fmt: skip
+        told = self.verdict(numbers) if {"gain", "removed"} & set(self.figures) else ""
+        rows = [
+            (name.replace("_", " "), f.value, f"± {2 * f.noise:.2g}" if f.noise else "")
+            for name, f in self.figures.items()
+        ]
+        return html_table(f"{kind}. {told}".strip(), ("figure", "value", "95 % noise"), rows)
 
     def verdict(self, classes: list[str] | None) -> str:
         """Whether the model is better than a constant, in a sentence."""
