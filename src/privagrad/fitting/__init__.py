@@ -1,27 +1,35 @@
-"""A model from a file: read, plan, reserve, fit, save, in this order."""
+"""A model from rows: read, plan, reserve, fit, save, in this order."""
 
-from privagrad.fitting.checks import require_writable, warn_if_weak
+from privagrad.fitting.checks import require_test_rows, require_writable, warn_if_weak
 from privagrad.fitting.evaluate import (
     EvaluationRequest,
     PreparedEvaluation,
+    exact_figures,
     prepare_evaluation,
     run_evaluation,
 )
 from privagrad.fitting.fit import run
-from privagrad.fitting.plan import PreparedFit, prepare
+from privagrad.fitting.plan import PreparedFit, first_plan, prepare, prepare_table
 from privagrad.fitting.request import LOSSES, FitRequest, Task
+from privagrad.fitting.settings import SQUARED, FitSettings
 from privagrad.fitting.snapshots import fingerprint, same_content
 
 __all__ = [
     "LOSSES",
+    "SQUARED",
     "EvaluationRequest",
     "FitRequest",
+    "FitSettings",
     "PreparedEvaluation",
     "PreparedFit",
     "Task",
+    "exact_figures",
     "fingerprint",
+    "first_plan",
     "prepare",
     "prepare_evaluation",
+    "prepare_table",
+    "require_test_rows",
     "require_writable",
     "run",
     "run_evaluation",

@@ -10,8 +10,9 @@ from privagrad._internal import validate
 from privagrad.data.libsvm import is_libsvm, libsvm_schema
 from privagrad.data.readers import infer_schema, require_usual_numbers
 from privagrad.data.schema import Column, Schema
+from privagrad.fitting.settings import SQUARED, FitSettings
 from privagrad.glm.losses import Loss
-from privagrad.linear import Choices
+from privagrad.linear import BY_GRADIENTS, Choices
 from privagrad.privacy.ledger import Ledger
 from privagrad.privacy.noise import Noise
 
@@ -22,6 +23,7 @@ LOSSES = {
     "huber": Loss("huber"),
     "absolute": Loss("quantile", 0.5),
     "quantile": Loss("quantile"),
+    SQUARED: BY_GRADIENTS,
 }
 
 
@@ -36,7 +38,8 @@ class FitRequest:
     that can occur: by default the schema's, or else discovered privately. `choices` override the
     recipe. A `seed` makes a model that is not private. `dataset` names the budget in `ledger` that
     pays; without it the run is not charged to any budget. Scores on `test` are not private. `noise`
-    is "gaussian" or "discrete". `encoding` is that of a text file without a schema.
+    is "gaussian" or "discrete". `encoding` is that of a text file without a schema. `class_weight`
+    "balanced" gives all classes the same weight, within bounds.
     """
 
     table: Path
@@ -55,21 +58,37 @@ class FitRequest:
     noise: Noise = "gaussian"
     task: Task | None = None
     encoding: str = "utf-8"
+    class_weight: str | None = None
 
 
-def complete(request: FitRequest, path: Path) -> tuple[Schema, Loss]:
-    """The schema of the rows at `path`, with the target as the loss needs it, and the loss."""
+def complete(request: FitRequest, path: Path) -> tuple[Schema, FitSettings]:
+    """The schema of the rows at `path`, with the target as the loss needs it, and the settings."""
     schema = _schema(request, path)
     target = schema.column(str(schema.target))
     if schema.libsvm:
         target = replace(target, kind="number")  # labels of such files are always numbers
     loss = _loss(request, target)
+    settings = _settings(request, loss)
     if loss.regression:
-        return schema.with_columns([target]), loss
+        return schema.with_columns([target]), settings
     classes = request.classes or target.categories
     if len(classes) == 1:
         raise ValueError(f"Expected at least two classes, found {classes[0]!r} alone.")
-    return schema.with_columns([replace(target, kind="category", categories=classes)]), loss
+    return schema.with_columns([replace(target, kind="category", categories=classes)]), settings
+
+
+def _settings(request: FitRequest, loss: Loss) -> FitSettings:
+    weights = request.class_weight
+    if weights is not None:
+        validate.choice("class_weight", weights, ["balanced"])
+        if loss.regression:
+            raise ValueError("Expected --class-weight for classes alone, found a regression.")
+    return FitSettings(
+        request.epsilon, loss, request.delta, "auto" if request.loss == SQUARED else None,
+        class_weights=None if weights is None else "balanced", choices=request.choices,
+        random_state=request.seed, noise=request.noise, dataset=request.dataset,
+        ledger=request.ledger, table=request.table.name,
+    )  # fmt: skip
 
 
 def _schema(request: FitRequest, path: Path) -> Schema:
@@ -121,7 +140,9 @@ def _loss(request: FitRequest, target: Column) -> Loss:
     if loss.regression and request.classes:
         raise ValueError(f"Expected no classes for a regression, found --classes and {name!r}.")
     if loss.regression != (task == "regression"):
-        fitting = "huber, absolute or quantile" if task == "regression" else "logistic or hinge"
+        fitting = (
+            "huber, absolute, quantile or squared" if task == "regression" else "logistic or hinge"
+        )
         raise ValueError(f"Expected --loss {fitting} for --task {task}, found {name!r}.")
     return loss
 
