@@ -14,7 +14,7 @@ from privagrad._internal.validate import Vector
 from privagrad.data.encoding import Encoding
 from privagrad.data.schema import Column, Schema
 from privagrad.data.tables import Rows, Table
-from privagrad.glm.rows import DenseRows, SparseRows, as_rows
+from privagrad.glm.rows import DenseRows, SparseRows
 
 
 @dataclass(frozen=True)
@@ -71,10 +71,6 @@ class MatrixTable(Table):
     def within(self, edges: tuple[Vector, Vector] | None) -> MatrixTable:
         """The same table with every entry clipped to public bounds."""
         return replace(self, data=_clipped(self.data, edges), edges=edges) if edges else self
-
-    def take(self, chosen: NDArray[np.int64]) -> MatrixTable:
-        """Some of the rows."""
-        return replace(self, data=as_rows(self.data.matrix[chosen]), y=self.y[chosen])
 
     def buffers(self) -> list[NDArray[Any]]:
         if isinstance(self.data, DenseRows):

@@ -12,7 +12,7 @@ from privagrad.data._polars import polars
 from privagrad.data.encoding import encoding_of, one_hot
 from privagrad.data.parsing import Parser
 from privagrad.data.readers import open_cells, row_dtype
-from privagrad.data.schema import Schema, did_you_mean
+from privagrad.data.schema import Column, Schema, did_you_mean
 from privagrad.data.tables import CHUNK, ColumnTable
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ def as_series(name: str, values: Any) -> pl.Series:
     """A column of any library as one of Polars; None and NaN of texts and objects are null."""
     pl = polars()
     if isinstance(values, pl.Series):
-        return values.rename(name)
+        return _without_nan(values.rename(name))
     if hasattr(values, "to_pylist"):  # Arrow
         return pl.Series(name, pl.from_arrow(values))
     if isinstance(values, (list, tuple)):
@@ -102,7 +102,7 @@ def as_series(name: str, values: Any) -> pl.Series:
     if array is not None and array.ndim != 1:
         raise ValueError(f"Expected one column {name!r}, found shape {array.shape}.")
     if array is not None and array.dtype.kind in "biufM":
-        return pl.Series(name, _times(array))
+        return _without_nan(pl.Series(name, _times(array)))
     cells = values.tolist() if array is None else array.tolist()
     try:
         return pl.Series(name, [None if cell != cell else cell for cell in map(_plain, cells)])
@@ -111,6 +111,10 @@ def as_series(name: str, values: Any) -> pl.Series:
             f"Expected values of one type in column {name!r}, found several: convert it, for "
             "example with astype(str)."
         ) from error
+
+
+def _without_nan(series: pl.Series) -> pl.Series:
+    return series.fill_nan(None) if series.dtype.is_float() else series
 
 
 def _times(array: Any) -> Any:
@@ -124,8 +128,6 @@ def _plain(cell: Any) -> Any:
 
 def with_target(schema: Schema, name: str, *, numbers: bool) -> Schema:
     """A schema that has a target: its own, or else a further column of this name."""
-    from privagrad.data.schema import Column
-
     if schema.target is not None:
         return schema
     known = {column.name for column in schema.columns}

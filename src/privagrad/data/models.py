@@ -116,9 +116,10 @@ class SavedModel:
 
     def margins(self, X: Any) -> NDArray[np.float64]:
         """X @ coef.T + intercept, a missing entry, NaN, being its column's centre."""
-        return np.asarray(self._filled(X) @ self.coef.T + self.intercept, dtype=np.float64)
+        return np.asarray(self.filled(X) @ self.coef.T + self.intercept, dtype=np.float64)
 
-    def _filled(self, X: Any) -> Any:
+    def filled(self, X: Any) -> Any:
+        """The rows with their columns' centres where an entry is missing, NaN."""
         if hasattr(X, "tocsr"):
             X = X.tocsr().copy()
             blank = np.isnan(X.data)

@@ -9,7 +9,13 @@ from privagrad.fitting.evaluate import (
     run_evaluation,
 )
 from privagrad.fitting.fit import run
-from privagrad.fitting.plan import PreparedFit, first_plan, prepare, prepare_table
+from privagrad.fitting.plan import (
+    PreparedFit,
+    check_settings,
+    first_plan,
+    prepare,
+    prepare_table,
+)
 from privagrad.fitting.request import LOSSES, FitRequest, Task
 from privagrad.fitting.settings import SQUARED, FitSettings
 from privagrad.fitting.snapshots import fingerprint, same_content
@@ -23,6 +29,7 @@ __all__ = [
     "PreparedEvaluation",
     "PreparedFit",
     "Task",
+    "check_settings",
     "exact_figures",
     "fingerprint",
     "first_plan",

@@ -27,6 +27,7 @@ from privagrad.linear import Plan, PublicFacts, default_delta, plan_fit, warn_if
 from privagrad.privacy.accounting import PrivacyPlan
 from privagrad.privacy.events import Event
 from privagrad.privacy.ledger import Account
+from privagrad.privacy.noise import noise_kind
 from privagrad.queries.categories import PURPOSE as CATEGORIES
 from privagrad.queries.categories import discovery
 
@@ -157,12 +158,7 @@ def prepare_table(
         account = paying_account(settings.ledger, settings.dataset, epsilon, seeded=seeded)
     if account is not None:
         require_delta_of(account, settings.delta)
-    if not settings.loss.regression and table.target.categories:
-        class_numbers(table.targets, discovered=False)
-    size = settings.choices.batch_size
-    if size is not None and size > table.n:
-        raise ValueError(f"Expected batch_size <= {table.n}, the rows; found batch_size={size}.")
-    require_known_weights(table, settings)
+    check_settings(table, settings)
     delta = settings.delta
     if delta is None:
         delta = account.delta if account else default_delta(table.n)
@@ -172,6 +168,17 @@ def prepare_table(
         require_enough_rows(table, first, epsilon)
     warn_if_hopeless(table.n, epsilon, first.relative_noise)
     return PreparedFit(settings, table, delta, first, account, fingerprint)
+
+
+def check_settings(table: Table, settings: FitSettings) -> None:
+    """Refuse settings with which a fit of this table is certain to fail."""
+    if not settings.loss.regression and table.target.categories:
+        class_numbers(table.targets, discovered=False)
+    size = settings.choices.batch_size
+    if size is not None and size > table.n:
+        raise ValueError(f"Expected batch_size <= {table.n}, the rows; found batch_size={size}.")
+    require_known_weights(table, settings)
+    noise_kind(settings.noise)
 
 
 def first_plan(table: Table, settings: FitSettings, delta: float) -> Plan:

@@ -68,13 +68,34 @@ def complete(request: FitRequest, path: Path) -> tuple[Schema, FitSettings]:
     if schema.libsvm:
         target = replace(target, kind="number")  # labels of such files are always numbers
     loss = _loss(request, target)
-    settings = _settings(request, loss)
+    schema = with_classes(schema.with_columns([target]), loss, request.classes or ())
+    return schema, _settings(request, loss)
+
+
+def with_classes(schema: Schema, loss: Loss, classes: tuple[str, ...]) -> Schema:
+    """The schema with its target as the loss needs it; `classes` instead of its categories."""
+    target = schema.column(str(schema.target))
+    if target.kind == "ignore":
+        raise ValueError(f"Expected a target that is not ignored, found {target.name!r}.")
+    if target.kind in ("date", "duration"):
+        raise ValueError(
+            f"Expected a target of numbers or categories, found that {target.name!r} is a "
+            f"{target.kind}: write it as a number, or make it a category in the schema. Nothing "
+            "was spent."
+        )
+    if not schema.features and not schema.libsvm:
+        raise ValueError("Expected columns beside the target, found none that is not ignored.")
     if loss.regression:
-        return schema.with_columns([target]), settings
-    classes = request.classes or target.categories
+        if target.kind == "category":
+            raise ValueError(
+                f"Expected a target of numbers for a regression, found that {target.name!r} is a "
+                "category: make it a number in the schema."
+            )
+        return schema
+    classes = classes or target.categories
     if len(classes) == 1:
         raise ValueError(f"Expected at least two classes, found {classes[0]!r} alone.")
-    return schema.with_columns([replace(target, kind="category", categories=classes)]), settings
+    return schema.with_columns([replace(target, kind="category", categories=classes)])
 
 
 def _settings(request: FitRequest, loss: Loss) -> FitSettings:
@@ -98,18 +119,8 @@ def _schema(request: FitRequest, path: Path) -> Schema:
     target = request.target or schema.target
     if target is None:
         raise ValueError("Expected --target COLUMN, or a target in the schema; found none.")
-    kind = schema.column(target).kind
-    if kind == "ignore":
-        raise ValueError(f"Expected a target that is not ignored, found {target!r}.")
-    if kind in ("date", "duration"):
-        raise ValueError(
-            f"Expected a target of numbers or categories, found that {target!r} is a {kind}: write "
-            "it as a number, or make it a category in the schema. Nothing was spent."
-        )
-    schema = replace(schema, target=target)
-    if not schema.features:
-        raise ValueError("Expected columns beside the target, found none that is not ignored.")
-    return schema
+    schema.column(target)
+    return replace(schema, target=target)
 
 
 def _schema_of_numbers(request: FitRequest, path: Path) -> Schema:
