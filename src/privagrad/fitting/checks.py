@@ -88,8 +88,8 @@ def require_delta_of(account: Account, delta: float | None) -> None:
     if delta is not None and delta > account.delta:
         raise BudgetError(
             f"Expected a delta of at most {account.delta:g}, that of the budget of "
-            f"{account.name!r}, found --delta {delta:g}: a guarantee that may fail more often does "
-            "not fit into the budget. Leave delta out. Nothing was spent."
+            f"{account.name!r}, found {delta:g}: a guarantee that may fail more often does "
+            "not fit into the budget. Leave out --delta (delta=). Nothing was spent."
         )
 
 
