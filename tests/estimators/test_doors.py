@@ -219,6 +219,7 @@ def test_least_squares_from_moments_are_evaluated():
     assert "curvature" not in purposes, "the moments state the noise themselves"
     assert model.n_iter_ == 1
     error = np.abs(y - model.predict(X)).mean()
+    assert model.evaluation_ is not None
     assert model.evaluation_.figures["error"].value == pytest.approx(error, rel=0.1)
 
 
@@ -401,8 +402,8 @@ def test_missing_numbers_need_a_schema():
 @pytest.mark.parametrize("option", ["schema", "ledger", "dataset", "evaluate"])
 def test_a_search_refuses_what_it_cannot_charge(option):
     X, y = table(300)
-    given = SCHEMA if option == "schema" else "name"
-    search = pg.PrivateSearch(pg.PrivateLogisticRegression(**{option: given}), {"radius": [0.2]})
+    given: dict[str, Any] = {option: SCHEMA if option == "schema" else "name"}
+    search = pg.PrivateSearch(pg.PrivateLogisticRegression(**given), {"radius": [0.2]})
     with pytest.raises(ValueError, match=f"without {option}"):
         search.fit(X, y)
 

@@ -60,12 +60,12 @@ def encode_frame(X: Any, schema: Schema) -> Any:
 
 def as_polars(X: Any, schema: Schema) -> pl.DataFrame:
     """The schema's features of a frame, as a frame of Polars."""
-    pl = polars()
+    library = polars()
     wanted = [column.name for column in schema.features]
     names = getattr(X, "column_names", None)
     if names is None:
         names = getattr(X, "columns", None)
-    if names is None or isinstance(X, pl.LazyFrame):
+    if names is None or isinstance(X, library.LazyFrame):
         raise TypeError(
             "Expected a data frame (pandas, Polars or Arrow) with the columns of the schema, "
             f"found {type(X).__name__}. Without schema= arrays of numbers are accepted."
@@ -78,18 +78,20 @@ def as_polars(X: Any, schema: Schema) -> pl.DataFrame:
             )
     if not len(X):
         raise ValueError("Expected rows in X, found none.")
-    if isinstance(X, pl.DataFrame):
-        return X.select(wanted)
-    return pl.DataFrame([as_series(name, X[names[known.index(name)]]) for name in wanted])
+    found: pl.DataFrame = library.DataFrame(
+        [as_series(name, X[names[known.index(name)]]) for name in wanted]
+    )
+    return found
 
 
 def as_series(name: str, values: Any) -> pl.Series:
     """A column of any library as one of Polars; None and NaN of texts and objects are null."""
-    pl = polars()
-    if isinstance(values, pl.Series):
+    library = polars()
+    if isinstance(values, library.Series):
         return _without_nan(values.rename(name))
     if hasattr(values, "to_pylist"):  # Arrow
-        return pl.Series(name, pl.from_arrow(values))
+        arrow: pl.Series = library.Series(name, library.from_arrow(values))
+        return _without_nan(arrow)
     if isinstance(values, (list, tuple)):
         values = np.asarray(values, dtype=object if any(v is None for v in values) else None)
     dtype = getattr(values, "dtype", None)
@@ -102,15 +104,18 @@ def as_series(name: str, values: Any) -> pl.Series:
     if array is not None and array.ndim != 1:
         raise ValueError(f"Expected one column {name!r}, found shape {array.shape}.")
     if array is not None and array.dtype.kind in "biufM":
-        return _without_nan(pl.Series(name, _times(array)))
+        return _without_nan(library.Series(name, _times(array)))
     cells = values.tolist() if array is None else array.tolist()
     try:
-        return pl.Series(name, [None if cell != cell else cell for cell in map(_plain, cells)])
-    except (TypeError, pl.exceptions.PolarsError) as error:
+        found: pl.Series = library.Series(
+            name, [None if cell != cell else cell for cell in map(_plain, cells)]
+        )
+    except (TypeError, library.exceptions.PolarsError) as error:
         raise TypeError(
             f"Expected values of one type in column {name!r}, found several: convert it, for "
             "example with astype(str)."
         ) from error
+    return found
 
 
 def _without_nan(series: pl.Series) -> pl.Series:

@@ -204,7 +204,11 @@ class PrivateSearch(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
         self, candidate: Candidate, labels: NDArray[Any], run: RunPlan, source: RandomSource
     ) -> PrivateLinearEstimator:
         seed = int(source.sampler.integers(2**62)) if source.seeded else None
-        budget = {"epsilon": run.epsilon, "delta": run.fit.delta, "random_state": seed}
+        budget: dict[str, Any] = {
+            "epsilon": run.epsilon,
+            "delta": run.fit.delta,
+            "random_state": seed,
+        }
         estimator = self._estimator(**{**candidate.setting, **budget, "verbose": False})
         settings = replace(candidate.settings, **budget)
         return estimator._fit_job(prepare_table(candidate.table, settings), lambda _: labels)

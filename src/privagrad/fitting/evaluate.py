@@ -168,7 +168,8 @@ def _predicted(request: EvaluationRequest, table: Table) -> Predicted:
         require_test_rows(table, name, stated=model.classes is not None and not discovered)
     elif model.classes is not None:
         class_numbers(table.targets, discovered=discovered)
-    margins = as_rows(table.rows()).margins(np.ascontiguousarray(model.coef.T))
+    rows = as_rows(model.filled(table.rows()))
+    margins = rows.margins(np.ascontiguousarray(model.coef.T))
     with np.errstate(over="ignore"):  # a warning would tell of a private row
         margins = margins + model.intercept
     return _known(model, margins, table.targets, _scale(model))

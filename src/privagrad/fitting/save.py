@@ -88,17 +88,12 @@ def _hidden(fitted: FittedTable, trace: Trace) -> list[str]:
 
 def with_scores(model: SavedModel, table: Table, name: str) -> SavedModel:
     """The same model with how well it predicts another table of this name. NOT private."""
-    table = table.with_categories(
-        {
-            column: tuple(model.classes or ()) if column == table.target.name
-            else model.schema.column(column).categories
-            for column in table.counts
-            if model.schema is not None or column == table.target.name
-        }
-    )  # fmt: skip
+    found = {c.name: c.categories for c in model.schema.columns} if model.schema else {}
+    found[table.target.name] = tuple(model.classes or ())
+    table = table.with_categories({column: found[column] for column in table.counts})
     rows = int((table.targets >= 0).sum() if model.classes else np.isfinite(table.targets).sum())
-    found = as_values(exact_figures(model, table), model.classes)
-    test = {"table": name, "rows": rows, **found}
+    figures = as_values(exact_figures(model, table), model.classes)
+    test = {"table": name, "rows": rows, **figures}
     return replace(model, evaluation={**model.evaluation, "test": test})
 
 
