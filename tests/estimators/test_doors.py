@@ -1,6 +1,8 @@
 """Estimators and the command are one: the same model from the same rows, budgets and files."""
 
 import pickle
+import subprocess
+import sys
 import warnings
 from dataclasses import replace
 from pathlib import Path
@@ -511,3 +513,18 @@ def test_open_categories_do_not_change_the_plan_of_least_squares(tmp_path):
             [entry] = ledger.account("rows").runs
             assert entry.events == model.privacy_.events
             assert len(model.model_.features) > 50
+
+
+def test_arrays_need_no_polars(tmp_path):
+    code = (
+        "import sys; sys.modules['polars'] = None\n"
+        "import numpy as np, privagrad as pg\n"
+        "X = np.random.default_rng(0).standard_normal((500, 2))\n"
+        "model = pg.PrivateLogisticRegression(8.0, random_state=0).fit(X, X[:, 0] > 0)\n"
+        f"model.save({str(tmp_path / 'm')!r})\n"
+        f"assert (pg.load_model({str(tmp_path / 'm')!r}).predict(X) == model.predict(X)).all()\n"
+        "try: pg.PrivateRidge(schema='absent.toml').fit(X, X[:, 0])\n"
+        "except FileNotFoundError: print('fine')"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.stdout.strip() == "fine", done.stderr

@@ -141,11 +141,13 @@ class PrivateLogisticRegression(_PrivateLinearClassifier):
     delta : float or None
         Probability that the guarantee may fail; None: the smaller of 1e-5 and 1/(10 n).
     classes : list or None
-        All labels that can occur; None: the set of labels in y, which is then public.
-    bounds : tuple (low, high) or None
+        All labels that can occur; None: the set of labels in y, which is then public. With a
+        `schema` None means the categories that it states, or else labels are discovered privately.
+    bounds : tuple (low, high), dict or None
         Bounds of the columns that are known without looking at the rows; each is one number, or
         one number for each column. Entries are clipped to them, and no budget is spent on
-        finding ranges.
+        finding ranges. A dict such as ``{"age": (0, 120)}`` states those of some columns, by name
+        or number; an end may be None.
     fit_intercept : bool
         Whether to add a constant; without it columns are not centred.
     steps : int or None
@@ -168,6 +170,18 @@ class PrivateLogisticRegression(_PrivateLinearClassifier):
         Weights of the classes, by label; what is not listed weighs 1. "balanced": inverse to the
         frequencies of the classes, at most 1 to 50, which one more release learns. Predictions
         and probabilities are then those for classes of equal frequency.
+    schema : Schema, path or None
+        What is public about the columns of a data frame, or the path of a schema.toml. X is then a
+        pandas, Polars or Arrow table with text, categories, dates, booleans and missing values,
+        which are read as ``privagrad fit`` reads a file. None: X holds finite numbers alone.
+    ledger : Ledger, path or None
+        The file of budgets; None: the default one, if `dataset` is given.
+    dataset : str or None
+        The budget in the ledger that every fit is charged to, before its first release. A fit that
+        does not fit into it is refused. None: fits are not charged to any budget.
+    evaluate : bool
+        Whether the same epsilon pays for an evaluation on the training rows and for a better
+        statement of the noise in the coefficients, as in ``privagrad fit``.
 
     Attributes
     ----------
@@ -175,6 +189,12 @@ class PrivateLogisticRegression(_PrivateLinearClassifier):
         Coefficients in the units of the columns.
     intercept_ : array of shape (1,) or (k,)
         Intercepts.
+    coef_noise_, intercept_noise_ : arrays of the same shapes
+        Standard deviations of the noise in them; without `evaluate` upper bounds.
+    evaluation_ : Evaluation or None
+        How well the model fits the training rows, privately; None without `evaluate`.
+    model_ : SavedModel
+        The whole model, as `save` writes it.
     classes_ : array of shape (k,)
         Labels in order.
     privacy_ : PrivacyReport
@@ -190,7 +210,8 @@ class PrivateLogisticRegression(_PrivateLinearClassifier):
     ----------
     All fitted attributes together satisfy ``privacy_``. Public are: the number of rows and
     columns, the columns' names, the set of labels, all parameters, and whether the table is
-    sparse. Do not take parameters from the rows.
+    sparse. With a `schema`, labels and categories that it leaves open are discovered privately. Do
+    not take parameters from the rows.
     """
 
     _loss = Loss("logistic")

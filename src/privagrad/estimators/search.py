@@ -68,8 +68,8 @@ class PrivateSearch(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
     Parameters
     ----------
     estimator : estimator
-        One of privagrad's estimators. Its own epsilon, delta and random_state are not used; its
-        kind of noise is that of the whole search.
+        One of privagrad's estimators, without schema, ledger, dataset and evaluate. Its own
+        epsilon, delta and random_state are not used; its kind of noise is that of the whole search.
     candidates : dict
         Names of parameters and the values to try, for example
         ``{"step_size": [0.3, 1, 3], "radius": [0.1, 0.3]}``. They must not change what a fit
