@@ -75,16 +75,7 @@ def complete(request: FitRequest, path: Path) -> tuple[Schema, FitSettings]:
 def with_classes(schema: Schema, loss: Loss, classes: tuple[str, ...]) -> Schema:
     """The schema with its target as the loss needs it; `classes` instead of its categories."""
     target = schema.column(str(schema.target))
-    if target.kind == "ignore":
-        raise ValueError(f"Expected a target that is not ignored, found {target.name!r}.")
-    if target.kind in ("date", "duration"):
-        raise ValueError(
-            f"Expected a target of numbers or categories, found that {target.name!r} is a "
-            f"{target.kind}: write it as a number, or make it a category in the schema. Nothing "
-            "was spent."
-        )
-    if not schema.features and not schema.libsvm:
-        raise ValueError("Expected columns beside the target, found none that is not ignored.")
+    _require_target(schema)
     if loss.regression:
         if target.kind == "category":
             raise ValueError(
@@ -119,8 +110,24 @@ def _schema(request: FitRequest, path: Path) -> Schema:
     target = request.target or schema.target
     if target is None:
         raise ValueError("Expected --target COLUMN, or a target in the schema; found none.")
-    schema.column(target)
-    return replace(schema, target=target)
+    schema = replace(schema, target=target)
+    _require_target(schema)
+    return schema
+
+
+def _require_target(schema: Schema) -> None:
+    """Refuse a target that no model predicts, and one without columns beside it."""
+    target = schema.column(str(schema.target))
+    if target.kind == "ignore":
+        raise ValueError(f"Expected a target that is not ignored, found {target.name!r}.")
+    if target.kind in ("date", "duration"):
+        raise ValueError(
+            f"Expected a target of numbers or categories, found that {target.name!r} is a "
+            f"{target.kind}: write it as a number, or make it a category in the schema. Nothing "
+            "was spent."
+        )
+    if not schema.features and not schema.libsvm:
+        raise ValueError("Expected columns beside the target, found none that is not ignored.")
 
 
 def _schema_of_numbers(request: FitRequest, path: Path) -> Schema:
