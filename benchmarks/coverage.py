@@ -50,7 +50,7 @@ def coverage(request: fitting.FitRequest, fits: int, folder: Path) -> dict[str, 
     job = fitting.prepare(request)
     models: list[SavedModel] = []
     for seed in range(fits):
-        again = replace(job, request=replace(request, seed=seed))
+        again = replace(job, settings=replace(job.settings, random_state=seed))
         models.append(fitting.run(again, folder / f"{seed}.model", progress=False))
     coef = np.array([model.coef.ravel() for model in models])
     noise = np.array([model.coef_noise.ravel() for model in models])

@@ -4,6 +4,7 @@ import hashlib
 import itertools
 import os
 import secrets
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -101,3 +102,10 @@ def repeatable_keys(request: pytest.FixtureRequest) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("privagrad.privacy.noise.secrets.randbits", randbits)
         yield
+
+
+@pytest.fixture(autouse=True)
+def _fits_of_other_tests_do_not_count() -> None:
+    """A second fit of the same rows in one process warns: each test is on its own."""
+    if repeats := sys.modules.get("privagrad.estimators._repeats"):
+        repeats._fits.clear()

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
         PrivateQuantileRegressor,
         PrivateRidge,
         PrivateSearch,
+        load_model,
     )
 
     __version__: str
@@ -43,6 +44,7 @@ __all__ = [
     "Result",
     "Simplex",
     "WholeSpace",
+    "load_model",
     "minimize",
 ]
 
@@ -52,7 +54,7 @@ __path__.append(str(Path(__file__).parent / "_former_paths"))
 
 def __getattr__(name: str) -> Any:
     # scikit-learn is loaded when an estimator is asked for, not before; so are other rooms.
-    if name.startswith("Private") and name in __all__:
+    if name == "load_model" or (name.startswith("Private") and name in __all__):
         return getattr(import_module("privagrad.estimators"), name)
     if name == "__version__":
         from importlib.metadata import version

@@ -365,7 +365,7 @@ def test_a_delta_beyond_the_budgets_is_refused_in_words(book):
     command = ("fit", "t.csv", "-t", "y", "--classes", "0,1", "-e", 0.5, "--dataset", "t")
     for extra in (["-o", "m.model"], ["--dry-run"]):
         done = run(*command, "--delta", 1e-5, *extra, code=3)
-        assert "Leave out --delta. Nothing was spent" in " ".join(done.output.split())
+        assert "Leave out --delta (delta=). Nothing was spent" in " ".join(done.output.split())
     assert book.account("t").spent == 0
     run(*command, "--delta", 1e-7, "--dry-run")
 

@@ -8,7 +8,8 @@ from scipy.sparse import csr_array
 from sklearn.base import clone
 
 import privagrad as pg
-from privagrad.estimators import _tables, linear
+from privagrad.data import matrices
+from privagrad.estimators import _tables
 from privagrad.estimators._base import PrivateLinearEstimator
 from privagrad.estimators.search import _noisy_mean
 from privagrad.privacy.accounting import RENYI_ACCOUNTANT
@@ -194,7 +195,7 @@ def test_candidates_must_not_change_what_is_released():
 )
 def test_every_candidate_is_checked_before_the_first_run(candidates, message, monkeypatch):
     """An error during a run would depend on which runs there are."""
-    monkeypatch.setattr(PrivateLinearEstimator, "_fit_problem", None)
+    monkeypatch.setattr(PrivateLinearEstimator, "_fit_job", None)
     X, y = table(300)
     with pytest.raises(ValueError, match=message):
         pg.PrivateSearch(pg.PrivateLogisticRegression(), candidates).fit(csr_array(X), y)
@@ -220,7 +221,7 @@ def test_a_table_is_read_once_whatever_the_number_of_candidates(
 ):
     reads = counted(monkeypatch, _tables, "require_finite")
     copies = counted(monkeypatch, _tables, "as_rows")
-    clips = counted(monkeypatch, linear, "clipped")
+    clips = counted(monkeypatch, matrices, "_clipped")
     X, y = table(300)
     pg.PrivateSearch(
         pg.PrivateLogisticRegression(steps=3, bounds=(-2.0, 2.0)),
@@ -234,7 +235,7 @@ def test_a_table_is_read_once_whatever_the_number_of_candidates(
 
 @pytest.mark.filterwarnings("ignore:.*rows are few")
 def test_bounds_that_candidates_share_are_applied_once(monkeypatch):
-    clips = counted(monkeypatch, linear, "clipped")
+    clips = counted(monkeypatch, matrices, "_clipped")
     X, y = table(300)
     pg.PrivateSearch(
         pg.PrivateLogisticRegression(steps=3),

@@ -24,7 +24,7 @@ from privagrad.data.models import load_model, save_model
 from privagrad.data.readers import open_table
 from privagrad.data.schema import Column, Schema
 from privagrad.fitting import FitRequest, fingerprint, prepare, run, save
-from privagrad.fitting import fit as fit_module
+from privagrad.fitting import pose as pose_module
 from privagrad.fitting import save as save_module
 from privagrad.fitting.snapshots import snapshot
 from privagrad.linear import Choices
@@ -253,7 +253,7 @@ def test_a_file_is_parsed_and_encoded_once(tmp_path, monkeypatch, ending, stated
     calls = counted(
         monkeypatch,
         (readers, "frames"), (libsvm_module, "read_libsvm"), (tables, "one_hot"),
-        (readers, "one_hot"), (fit_module, "as_rows"), (save_module, "save_model"),
+        (readers, "one_hot"), (pose_module, "as_rows"), (save_module, "save_model"),
     )  # fmt: skip
     job = prepare(asked)
     assert calls == {"read_libsvm" if ending == "libsvm" else "frames": 1 + tested}

@@ -229,10 +229,11 @@ def test_the_evaluation_is_an_event_of_the_plan():
     assert plan.privacy.epsilon(1e-4) <= 2.0
     model = run_fit(problem, plan, plan.releases(random_source(0)), False)
     assert model.privacy.events == plan.privacy.events
-    assert model.trace is not None
+    assert model.trace.evaluation is not None
     without = plan_fit(problem.facts, 2.0, 1e-4, Choices(steps=20))
     assert without.privacy.noise_multiplier < plan.privacy.noise_multiplier
-    assert run_fit(problem, without, without.releases(random_source(0)), False).trace is None
+    plain = run_fit(problem, without, without.releases(random_source(0)), False)
+    assert plain.trace.evaluation is None
 
 
 def test_rows_without_a_target_teach_nothing():

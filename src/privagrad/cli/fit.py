@@ -163,8 +163,8 @@ def fit(
     loss: Annotated[
         str | None,
         typer.Option(
-            help="logistic or hinge for classes; huber, absolute or quantile for numbers. "
-            "Default: logistic for classification, huber for regression."
+            help="logistic or hinge for classes; huber, absolute, quantile or squared (least "
+            "squares) for numbers. Default: logistic for classification, huber for regression."
         ),
     ] = None,
     quantile: Annotated[float, typer.Option(help="For --loss quantile, in (0, 1).")] = 0.5,
@@ -175,6 +175,13 @@ def fit(
         str | None,
         typer.Option(
             help="All labels, separated by commas: they are public. Default: learned privately."
+        ),
+    ] = None,
+    class_weight: Annotated[
+        str | None,
+        typer.Option(
+            help="balanced: all classes weigh the same, at most 1 to 50. One more release learns "
+            "their frequencies. Probabilities are then those for classes of equal frequency."
         ),
     ] = None,
     dataset: Annotated[
@@ -252,6 +259,7 @@ def fit(
     request = fitting.FitRequest(
         table, target, epsilon, delta, loss, quantile, stated, labels, choices, seed, dataset,
         budgets, test, noise_kind(noise), cast("fitting.Task | None", task), encoding or "utf-8",
+        class_weight,
     )  # fmt: skip
     with busy(f"reading {table.name}"):
         job = fitting.prepare(request)

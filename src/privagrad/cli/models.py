@@ -168,7 +168,10 @@ def show(
 
 def scores(model: SavedModel) -> Iterator[str]:
     """The figures of a model in sentences. Each says whether they are private."""
-    yield from _scores(model.evaluation, model.classes, "the training rows")
+    if "figures" in model.evaluation or "score" in model.evaluation:
+        yield from _scores(model.evaluation, model.classes, "the training rows")
+    else:
+        yield "Not evaluated on the training rows: fit with evaluate=True, or privagrad evaluate."
     if test := model.evaluation.get("test"):
         yield from _scores(test, model.classes, f"{test['table']}, {test['rows']} rows")
 

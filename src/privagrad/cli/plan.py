@@ -233,8 +233,8 @@ def values(found: Forecast) -> JsonObject:
         "rows": found.table.n,
         "encoded_columns": len(found.table.encoding.names),
         "undiscovered": list(found.table.counts),
-        "loss": found.loss.name,
-        "classes": None if found.loss.regression else list(target.categories),
+        "loss": found.settings.loss_name,
+        "classes": None if found.settings.loss.regression else list(target.categories),
         "delta": found.delta,
         "budget": None if account is None else {
             "name": account.name, "total": account.epsilon, "delta": account.delta,

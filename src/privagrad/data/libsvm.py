@@ -7,9 +7,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from privagrad._internal.validate import Vector
 from privagrad.data.encoding import Encoding
@@ -34,6 +35,15 @@ class LibsvmTable(Table):
     """The rows of a LIBSVM file as a CSR matrix."""
 
     X: Any
+
+    public_columns: ClassVar[str] = "the columns' number"
+
+    @property
+    def file_schema(self) -> None:
+        return None
+
+    def buffers(self) -> list[NDArray[Any]]:
+        return [self.X.data, self.X.indices]
 
     @cached_property
     def encoding(self) -> Encoding:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -18,19 +18,24 @@ from privagrad.data.frames import (
     require_usual_numbers,
 )
 from privagrad.data.libsvm import is_libsvm, libsvm_schema, open_libsvm
-from privagrad.data.parsing import Cells, Parser, Tally
+from privagrad.data.parsing import Parser, Tally
 from privagrad.data.schema import Schema
 from privagrad.data.tables import ColumnTable, Rows, Spool, Table
+
+if TYPE_CHECKING:
+    import polars as pl
 
 __all__ = [
     "chunks",
     "columns_of",
     "infer_schema",
+    "open_cells",
     "open_table",
     "open_test_table",
     "read_table",
     "require_table",
     "require_usual_numbers",
+    "row_dtype",
 ]
 
 
@@ -42,10 +47,14 @@ def open_table(path: Path, schema: Schema) -> Table:
     require_table(path)
     if schema.libsvm:
         return open_libsvm(path, schema)
-    unknown = _unknown(schema)
+    return _open_columns(path, schema, row_dtype(schema))
+
+
+def row_dtype(schema: Schema) -> Any:
+    """The precision of rows to be fitted."""
     # Sparse matrices hold doubles, and unknown categories may make the matrix sparse.
-    single = set(unknown) <= {schema.target} and not encoding_of(schema).sparse
-    return _open_columns(path, schema, unknown, np.float32 if single else np.float64)
+    single = set(_unknown(schema)) <= {schema.target} and not encoding_of(schema).sparse
+    return np.float32 if single else np.float64
 
 
 def open_test_table(path: Path, like: Table) -> Table:
@@ -55,7 +64,7 @@ def open_test_table(path: Path, like: Table) -> Table:
         return open_libsvm(path, like.schema, len(like.encoding.names))
     if is_libsvm(path):
         raise ValueError(f"Expected a table with the same columns, found {path.name}.")
-    return _open_columns(path, like.schema, _unknown(like.schema), np.float64)
+    return _open_columns(path, like.schema, np.float64)
 
 
 def chunks(
@@ -121,28 +130,32 @@ def _unknown(schema: Schema) -> list[str]:
     return [c.name for c in columns if c.kind == "category" and not c.categories]
 
 
-def _open_columns(path: Path, schema: Schema, unknown: list[str], dtype: Any) -> ColumnTable:
+def _open_columns(path: Path, schema: Schema, dtype: Any) -> ColumnTable:
+    def read(parser: Parser) -> Iterator[pl.DataFrame]:
+        return frames(path, schema, parser.columns)
+
+    return open_cells(read, schema, dtype, path.name)
+
+
+def open_cells(
+    read: Callable[[Parser], Iterator[pl.DataFrame]], schema: Schema, dtype: Any, name: str
+) -> ColumnTable:
+    """Parse the frames that `read` yields of the parser's columns; `name` is for messages."""
     kinds = [part.kind for part in schema.encoded]
     if not kinds:
-        raise ValueError(f"Expected columns to read in {path.name}, found none.")
-    parser = Parser(schema, unknown=unknown)
+        raise ValueError(f"Expected columns to read in {name}, found none.")
+    parser = Parser(schema, unknown=_unknown(schema))
     numbers = Spool(kinds.count("number"), dtype)
     codes = Spool(kinds.count("category"), np.int32)
-    targets = [np.empty(0)]
-    for cells in _parsed(path, parser):
+    targets, first = [np.empty(0)], 1 + schema.header
+    for frame in read(parser):
+        cells = parser.parse(frame, first)
+        first += len(frame)
         numbers.append(cells.numbers)
         codes.append(cells.codes)
         if cells.y is not None:
             targets.append(cells.y)
     y = np.concatenate(targets)
     if not y.size:
-        raise ValueError(f"Expected rows in {path.name}, found none.")
+        raise ValueError(f"Expected rows in {name}, found none.")
     return ColumnTable(schema, y, parser.counts, numbers, codes)
-
-
-def _parsed(path: Path, parser: Parser) -> Iterator[Cells]:
-    """All rows, some ten thousand at a time."""
-    first = 1 + parser.schema.header
-    for frame in frames(path, parser.schema, parser.columns):
-        yield parser.parse(frame, first)
-        first += len(frame)

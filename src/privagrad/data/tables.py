@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import weakref
+import zlib
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from tempfile import TemporaryFile
-from typing import Any, NamedTuple, Self
+from typing import Any, ClassVar, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +21,9 @@ from privagrad.data.schema import Column, Schema
 
 CHUNK = 50_000
 """Rows that are in memory at once."""
+
+_PIECES, _PIECE = 64, 2**16
+"""A checksum reads about so many pieces of a buffer, of so many bytes each, at most."""
 
 
 class Rows(NamedTuple):
@@ -49,6 +53,15 @@ class Table(ABC):
     y: Vector
     counts: Mapping[str, Counter[str]]
 
+    public_columns: ClassVar[str] = (
+        "names, kinds, bounds and categories of columns that the schema states"
+    )
+
+    @property
+    def file_schema(self) -> Schema | None:
+        """Of files that a model of these rows can read; None: LIBSVM files."""
+        return self.schema
+
     @property
     def n(self) -> int:
         return self.y.size
@@ -69,6 +82,21 @@ class Table(ABC):
     @abstractmethod
     def parts(self) -> Iterator[Rows]:
         """All rows with their targets, encoded in double precision, some at a time."""
+
+    @abstractmethod
+    def buffers(self) -> list[NDArray[Any]]:
+        """The parsed rows as they are in memory, without their targets. NOT private."""
+
+    @property
+    def checksum(self) -> int:
+        """Of the rows without their targets; of a large table, of pieces of it."""
+        found = zlib.crc32(str(self.n).encode())
+        for buffer in self.buffers():
+            flat = buffer.reshape(-1)
+            size = max(_PIECE // buffer.itemsize, 1)
+            for start in range(0, flat.size, max(flat.size // _PIECES, size)):
+                found = zlib.crc32(flat[start : start + size].data, found)
+        return found
 
     def with_categories(self, found: Mapping[str, tuple[str, ...]]) -> Self:
         """The same rows where these columns have these categories, by name."""
@@ -121,6 +149,9 @@ class ColumnTable(Table):
 
     numbers: Spool
     codes: Spool
+
+    def buffers(self) -> list[NDArray[Any]]:
+        return [spool.array() for spool in (self.numbers, self.codes) if spool.width]
 
     @cached_property
     def encoding(self) -> Encoding:

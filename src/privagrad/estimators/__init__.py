@@ -7,6 +7,7 @@ from privagrad.estimators.linear import (
     PrivateQuantileRegressor,
 )
 from privagrad.estimators.ridge import PrivateRidge
+from privagrad.estimators.saved import load_model
 from privagrad.estimators.search import PrivateSearch
 
 __all__ = [
@@ -16,4 +17,5 @@ __all__ = [
     "PrivateQuantileRegressor",
     "PrivateRidge",
     "PrivateSearch",
+    "load_model",
 ]

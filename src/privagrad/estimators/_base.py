@@ -1,9 +1,13 @@
-"""What all estimators share: one private fit, coefficients in original units."""
+"""What all estimators share: one private fit, one model, coefficients in original units."""
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
-from typing import Any, Self
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,19 +15,49 @@ from sklearn.base import BaseEstimator
 from sklearn.utils.validation import check_is_fitted
 
 from privagrad._internal import validate
-from privagrad.estimators._tables import BoundsLike, Table, read_rows, read_table
-from privagrad.glm.losses import Loss
-from privagrad.glm.rows import DenseRows, SparseRows
-from privagrad.linear import (
-    Choices,
-    LinearModel,
-    Problem,
-    default_delta,
-    plan_fit,
-    run_fit,
-    warn_if_hopeless,
+from privagrad._internal.validate import Vector
+from privagrad.data.matrices import MatrixTable
+from privagrad.data.memory import encode_frame, open_frame, with_target
+from privagrad.data.models import SavedModel, load_model, save_model
+from privagrad.data.schema import Column, Schema
+from privagrad.data.tables import Table
+from privagrad.estimators import _labels
+from privagrad.estimators._repeats import warn_of_repeated_fit
+from privagrad.estimators._tables import (
+    BoundsLike,
+    Given,
+    SchemaLike,
+    bounded_schema,
+    edges_of,
+    matrix_table,
+    name_of,
+    read_rows,
+    read_xy,
+    schema_of,
 )
+from privagrad.fitting import (
+    FitSettings,
+    PreparedFit,
+    exact_figures,
+    prepare_table,
+    require_test_rows,
+    require_writable,
+    run,
+)
+from privagrad.fitting.request import with_classes
+from privagrad.glm.losses import Loss
+from privagrad.glm.rows import DenseRows, SparseRows, as_rows
+from privagrad.linear import Choices, Solver
+from privagrad.privacy.accounting import PrivacyReport
+from privagrad.privacy.codec import from_json
+from privagrad.privacy.ledger import Ledger
 from privagrad.privacy.noise import Noise, RandomSource, RandomState, random_source
+from privagrad.queries.figures import Evaluation
+from privagrad.report.fit import write_fit_report
+
+LedgerLike = Ledger | Path | str | None
+_ARRAY = "array"
+_NOT_KEPT = ("schema", "ledger", "dataset", "random_state", "verbose")
 
 
 class PrivateLinearEstimator(BaseEstimator):  # type: ignore[misc]
@@ -39,7 +73,16 @@ class PrivateLinearEstimator(BaseEstimator):  # type: ignore[misc]
     radius: float | None
     random_state: RandomState
     verbose: bool | None
-    noise: Noise = "gaussian"  # of estimators that were pickled without it
+    # Of estimators that were pickled without them:
+    noise: Noise = "gaussian"
+    schema: SchemaLike = None
+    ledger: LedgerLike = None
+    dataset: str | None = None
+    evaluate: bool = False
+    target_bounds: BoundsLike = None
+
+    _losses: ClassVar[tuple[str, ...]]
+    """What model files call the loss."""
 
     def _assign(self, parameters: dict[str, Any]) -> None:
         """Set the parameters of a constructor, given its `locals()`."""
@@ -50,6 +93,7 @@ class PrivateLinearEstimator(BaseEstimator):  # type: ignore[misc]
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
         tags.input_tags.sparse = True
+        tags.input_tags.allow_nan = self.schema is not None
         return tags
 
     @property
@@ -57,16 +101,29 @@ class PrivateLinearEstimator(BaseEstimator):  # type: ignore[misc]
     def _loss(self) -> Loss:
         """The loss that is minimised: with two classes, where there are classes."""
 
-    @abstractmethod
-    def _pose(self, table: Table) -> Problem:
-        """The problem that a table poses under the parameters, which are checked here."""
+    @property
+    def _squares(self) -> Solver | None:
+        """How squared errors are minimised, if they are."""
+        return None
 
     @abstractmethod
-    def _keep(self, model: LinearModel, labels: NDArray[Any]) -> None:
-        """Set the fitted attributes."""
+    def _target(self, given: Given) -> tuple[Column, Vector]:
+        """The target as a column, and the targets as numbers or codes of its categories."""
 
     @abstractmethod
-    def _row_scores(self, table: Table) -> NDArray[np.float64]:
+    def _stated_classes(self) -> NDArray[Any] | None:
+        """The labels that the parameters state, if they do."""
+
+    @abstractmethod
+    def _class_weights(self, labels: NDArray[Any] | None) -> Vector | Literal["balanced"] | None:
+        """The weights of the classes in the order of these labels; None: not known yet."""
+
+    @abstractmethod
+    def _take(self, model: SavedModel) -> None:
+        """Set the fitted attributes that depend on the kind of the target."""
+
+    @abstractmethod
+    def _row_scores(self, given: Given) -> NDArray[np.float64]:
         """How good the prediction for each row is, from 0 to 1. Not private."""
 
     def fit(self, X: Any, y: Any, **refused: Any) -> Self:
@@ -75,43 +132,192 @@ class PrivateLinearEstimator(BaseEstimator):  # type: ignore[misc]
         Parameters
         ----------
         X : array, CSR matrix or data frame of shape (n, d)
-            The rows. All entries are finite numbers.
+            The rows. All entries are finite numbers, unless there is a `schema`: then a pandas,
+            Polars or Arrow table with its columns.
         y : array of shape (n,)
             The targets.
         **refused : None
             ``sample_weight`` is refused: a weight would change what one row may contribute.
         """
         _refuse(refused)
-        table = self._read(X, y)
-        return self._fit_problem(self._pose(table), table.labels)
+        schema = schema_of(self.schema)
+        if schema is None:
+            given = self._read(X, y)
+            table: Table = self._table(given)
+            labels = self._labels(given)
+            return self._fit_job(self._prepared(table, labels), lambda _: labels)
+        framed, kind = self._framed(X, y, schema)
+        known = framed.target.categories if framed.target.name not in framed.counts else None
+        told = None if known is None else _labels.typed(known, kind)
+        job = self._prepared(framed, told)
+        return self._fit_job(job, lambda classes: _labels.typed(classes, kind))
 
-    def _read(self, X: Any, y: Any) -> Table:
-        return read_table(self, X, y, regression=self._loss.regression)
+    def _prepared(self, table: Table, labels: NDArray[Any] | None) -> PreparedFit:
+        """Checked and planned; a fit of rows that were fitted before is warned of."""
+        settings = self._settings(labels)
+        settings = replace(settings, strict=settings.dataset is not None or self.schema is not None)
+        job = prepare_table(table, settings)
+        counted = settings.dataset is None and settings.random_state is None
+        if counted and not math.isinf(settings.epsilon):
+            warn_of_repeated_fit(table)
+        return job
 
-    def _fit_problem(self, problem: Problem, labels: NDArray[Any]) -> Self:
-        """`fit`, from a problem that this estimator or one that poses the same has posed."""
-        n = problem.rows.shape[0]
-        epsilon = validate.positive("epsilon", self.epsilon, allow_inf=True)
-        plan = plan_fit(problem.facts, epsilon, delta_for(self.delta, n), self._choices(n))
-        source = estimator_source(self.random_state, self.noise)
-        warn_if_hopeless(n, epsilon, plan.relative_noise)
-        model = run_fit(problem, plan, plan.releases(source), self.verbose)
-        self.privacy_, self.n_iter_ = model.privacy, plan.batches.steps
-        self._keep(model, labels)
-        return self
+    def _read(self, X: Any, y: Any) -> Given:
+        regression = self._loss.regression
+        rows, targets = read_xy(self, X, y, regression=regression)
+        labels = targets[:0] if regression else np.unique(targets)
+        return Given(rows, targets, labels, name_of(y))
 
-    def _choices(self, n: int) -> Choices:
-        """What the parameters set instead of the recipe, for a table of n rows."""
-        if self.batch_size is not None and validate.integer("batch_size", self.batch_size) > n:
-            raise ValueError(
-                f"Expected batch_size <= {n}, the rows of X; found batch_size={self.batch_size}."
-            )
+    def _table(self, given: Given) -> MatrixTable:
+        """The rows within their bounds, with targets as a fit needs them."""
+        target, y = self._target(given)
+        table = matrix_table(self, given.rows, y, target)
+        names = table.names
+        return table.within(edges_of("bounds", self.bounds, given.rows.shape[1], names))
+
+    def _labels(self, given: Given) -> NDArray[Any]:
+        """The labels that the columns of a model stand for; those given for a regression."""
+        return given.labels
+
+    def _framed(self, X: Any, y: Any, schema: Schema) -> tuple[Table, str]:
+        """A frame as a table, and the kind of NumPy's types that its labels have."""
+        regression = self._loss.regression
+        schema = with_target(schema, name_of(y), numbers=regression)
+        stated = self._stated_classes()
+        texts = () if stated is None else tuple(_labels.text_of(c, sparse=False) for c in stated)
+        schema = with_classes(schema, self._loss, texts)
+        schema = bounded_schema(schema, self.bounds, self.target_bounds)
+        table = open_frame(X, y, schema)
+        names = [column.name for column in schema.features]
+        self.feature_names_in_, self.n_features_in_ = np.array(names, dtype=object), len(names)
+        return table, _kind_of(y)
+
+    def _settings(self, labels: NDArray[Any] | None) -> FitSettings:
+        """The parameters, checked, for a target of these labels; None: not known yet."""
+        ledger: Ledger | None = None
+        if self.dataset is not None:
+            ledger = self.ledger if isinstance(self.ledger, Ledger) else Ledger(self.ledger)
+        elif self.ledger is not None:
+            raise ValueError("Expected dataset=NAME, the budget to charge, with ledger=.")
+        return FitSettings(
+            validate.positive("epsilon", self.epsilon, allow_inf=True), self._loss,
+            None if self.delta is None else validate.delta_of(self.delta), self._squares,
+            bool(self.fit_intercept), self._class_weights(labels), self._choices(),
+            _seed(self.random_state), self.noise, bool(self.evaluate), False, self.dataset, ledger,
+        )  # fmt: skip
+
+    def _choices(self) -> Choices:
+        """What the parameters set instead of the recipe."""
         return Choices(
-            None if self.steps is None else validate.integer("steps", self.steps),
+            self.steps,
             self.batch_size,
             None if self.step_size is None else validate.positive("step_size", self.step_size),
             None if self.radius is None else validate.positive("radius", self.radius),
         )
+
+    def _fit_job(self, job: PreparedFit, labels_of: Callable[[list[str]], NDArray[Any]]) -> Self:
+        """Make the releases of a prepared fit, and keep its model."""
+        model = run(job, progress=self.verbose)
+        about: dict[str, Any] = {"parameters": self._parameters()}
+        if isinstance(job.table, MatrixTable):
+            about |= {"input": _ARRAY, "named": job.table.names is not None}
+        if model.classes is not None:
+            about |= _labels.as_json(labels_of(model.classes))
+        return self._keep(replace(model, made={**model.made, **about}))
+
+    def _parameters(self) -> dict[str, Any]:
+        """The parameters that a file can keep."""
+        return {
+            name: value
+            for name, value in self.get_params(deep=False).items()
+            if name not in _NOT_KEPT and isinstance(value, (bool, int, float, str))
+        }
+
+    def _keep(self, model: SavedModel) -> Self:
+        """Set the fitted attributes: all of them come from the model."""
+        self.model_, self.privacy_ = model, _report(model)
+        self.n_iter_ = int(model.made["steps"])
+        # A test table's figures alone are no evaluation of the rows.
+        private = {key: value for key, value in model.evaluation.items() if key != "test"}
+        self.evaluation_ = Evaluation.read(private) if private else None
+        self._take(model)
+        return self
+
+    def save(self, path: Path | str) -> None:
+        """Write the model to a file, which holds no pickle: see `privagrad.load_model`."""
+        check_is_fitted(self)
+        require_writable(Path(path))
+        save_model(self.model_, Path(path))
+
+    @classmethod
+    def load(cls, path: Path | str) -> Self:
+        """The fitted estimator of a model file, of an estimator or of ``privagrad fit``."""
+        model = load_model(Path(path))
+        if model.loss not in cls._losses:
+            raise ValueError(
+                f"Expected a model of {cls.__name__}, found the loss {model.loss!r}. Load it with "
+                "privagrad.load_model."
+            )
+        return cls._of(model)
+
+    @classmethod
+    def _of(cls, model: SavedModel) -> Self:
+        """The fitted estimator of a model."""
+        known, made = set(cls._get_param_names()), model.made
+        told = {"epsilon": model.privacy["epsilon"], "delta": model.privacy["delta"]}
+        if model.loss in ("quantile", "huber"):
+            told |= dict.fromkeys(("quantile", "bend"), made.get("loss_parameter"))
+        told |= made.get("parameters", {})
+        framed = model.schema is not None and made.get("input") != _ARRAY
+        told["schema"] = model.schema if framed else None
+        estimator = cls(**{name: value for name, value in told.items() if name in known})
+        names = model.features
+        if framed and model.schema is not None:
+            names = [column.name for column in model.schema.features]
+        if framed or made.get("named"):
+            estimator.feature_names_in_ = np.array(names, dtype=object)
+        estimator.n_features_in_ = len(names)
+        return estimator._keep(model)
+
+    def report(self, path: Path | str) -> None:
+        """Write one HTML file about the model, what it cost and the budget that was charged."""
+        check_is_fitted(self)
+        require_writable(Path(path))
+        name, account = self.model_.made["dataset"], None
+        if name is not None and name == self.dataset:
+            ledger = self.ledger if isinstance(self.ledger, Ledger) else Ledger(self.ledger)
+            account = ledger.account(name)
+        write_fit_report(Path(path), self.model_, account)
+
+    def evaluate_on(self, X: Any, y: Any) -> Evaluation:
+        """Exact figures on other rows. They are NOT private, and charged to no budget.
+
+        Parameters
+        ----------
+        X : array, CSR matrix or data frame of shape (n, d)
+            Rows with the columns of the fit, which were not fitted.
+        y : array of shape (n,)
+            Their targets.
+        """
+        check_is_fitted(self)
+        model, regression = self.model_, self._loss.regression
+        if (schema := self._frame_schema) is not None:
+            table: Table = open_frame(X, y, schema, double=True)
+        else:
+            rows, targets = read_xy(self, X, y, regression=regression, reset=False)
+            column, classes = Column("y"), model.classes
+            if classes is not None:
+                column = Column("y", "category", categories=tuple(classes))
+                targets = _labels.codes_of(targets, classes, sparse=model.schema is None)
+            table = matrix_table(self, rows, np.asarray(targets, dtype=np.float64), column)
+        require_test_rows(table, "y", stated=not regression)
+        return exact_figures(model, table)
+
+    @property
+    def _frame_schema(self) -> Schema | None:
+        """The schema by which rows are encoded; None: they are arrays."""
+        model: SavedModel | None = getattr(self, "model_", None)
+        return None if model is None or model.made.get("input") == _ARRAY else model.schema
 
     def _margins(self, rows: DenseRows | SparseRows) -> NDArray[np.float64]:
         # Row by row: the score of one row of a private search must not depend on the others.
@@ -119,19 +325,43 @@ class PrivateLinearEstimator(BaseEstimator):  # type: ignore[misc]
 
     def _margins_of(self, X: Any) -> NDArray[np.float64]:
         check_is_fitted(self)
-        return self._margins(read_rows(self, X))
+        if (schema := self._frame_schema) is None:
+            return self._margins(read_rows(self, X))
+        return self._margins(as_rows(self.model_.filled(encode_frame(X, schema))))
+
+
+def _report(model: SavedModel) -> PrivacyReport:
+    """What a model cost."""
+    told = model.privacy
+    sampling = told["sampling"]
+    return PrivacyReport(
+        told["epsilon"], told["delta"], told["relation"],
+        None if sampling == "all rows in every step" else sampling, told["accountant"],
+        tuple(from_json(event) for event in told["events"]), told["seeded"],
+        noise=told.get("noise", "gaussian"),
+    )  # fmt: skip
+
+
+def _kind_of(y: Any) -> str:
+    """The kind of NumPy's types that labels of this column have."""
+    dtype = getattr(y, "dtype", None)
+    if isinstance(dtype, np.dtype):
+        return dtype.kind
+    if dtype is None and hasattr(y, "to_numpy"):
+        return str(np.asarray(y.to_numpy(zero_copy_only=False)).dtype.kind)
+    return str(np.asarray(y).dtype.kind)
+
+
+def _seed(random_state: Any) -> Any:
+    """A seed as `random_source` takes it; scikit-learn's may also be a NumPy RandomState."""
+    if isinstance(random_state, np.random.RandomState):
+        return int(random_state.randint(2**31))
+    return random_state
 
 
 def estimator_source(random_state: Any, noise: Noise) -> RandomSource:
-    """`random_source`, which here also takes a seed from a NumPy RandomState, as scikit-learn."""
-    if isinstance(random_state, np.random.RandomState):
-        random_state = int(random_state.randint(2**31))
-    return random_source(random_state, noise)
-
-
-def delta_for(given: float | None, n: int) -> float:
-    """The given delta, or the default for n rows."""
-    return default_delta(n) if given is None else validate.delta_of(given, n)
+    """`random_source`, which here also takes a NumPy RandomState."""
+    return random_source(_seed(random_state), noise)
 
 
 def _refuse(given: dict[str, Any]) -> None:

@@ -1,10 +1,11 @@
-"""Tables that scikit-learn has validated, and public bounds of their columns."""
+"""What users give to estimators, as tables: validated by scikit-learn, or parsed by a schema."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,10 +13,14 @@ from numpy.typing import NDArray
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import validate_data
 
+from privagrad._internal.validate import Vector
+from privagrad.data.matrices import MatrixTable
+from privagrad.data.schema import Column, Schema, read_schema
 from privagrad.glm.rows import DenseRows, SparseRows, as_rows, strange_columns
-from privagrad.linear import Bounds
 
-BoundsLike = tuple[Any, Any] | None
+BoundsLike = tuple[Any, Any] | Mapping[Any, Any] | None
+SchemaLike = Schema | Path | str | None
+TARGET = "target"
 _ACCEPTED: dict[str, Any] = {
     "accept_sparse": "csr",
     "dtype": [np.float64, np.float32],
@@ -27,43 +32,47 @@ _quiet = np.errstate(over="ignore", invalid="ignore")
 
 
 @dataclass(frozen=True)
-class Table:
+class Given:
     """Finite rows, and the targets as the user gave them.
 
-    `labels` are the distinct labels of the table that was read, which are public; empty in a
+    `labels` are the distinct labels of the rows that were read, which are public; empty in a
     regression.
     """
 
     rows: DenseRows | SparseRows
     y: NDArray[Any]
     labels: NDArray[Any]
+    target: str
 
-    def take(self, chosen: NDArray[np.int64]) -> Table:
+    def take(self, chosen: NDArray[np.int64]) -> Given:
         """These rows. Which labels occur among them is not public: `labels` stay as they are."""
-        return Table(as_rows(self.rows.matrix[chosen]), self.y[chosen], self.labels)
+        return replace(self, rows=as_rows(self.rows.matrix[chosen]), y=self.y[chosen])
 
 
 @_quiet
-def read_table(estimator: Any, X: Any, y: Any, *, regression: bool) -> Table:
+def read_xy(
+    estimator: Any, X: Any, y: Any, *, regression: bool, reset: bool = True
+) -> tuple[DenseRows | SparseRows, NDArray[Any]]:
     """Validate rows and targets, and note the number and names of columns on the estimator."""
     try:
         X, y = validate_data(
-            estimator, X, y, y_numeric=regression, ensure_min_samples=2, **_ACCEPTED
-        )
+            estimator, X, y, y_numeric=regression, ensure_min_samples=2 if reset else 1,
+            reset=reset, **_ACCEPTED,
+        )  # fmt: skip
     except ValueError as error:
         if strange := strange_columns(X):
             raise ValueError(
-                f"Expected numbers in X, found other things in {strange}. Encode categories as "
-                "numbers (one-hot, with public categories), or drop these columns."
+                f"Expected numbers in X, found other things in {strange}. State the columns with "
+                "schema=, encode categories as numbers (one-hot, with public categories), or drop "
+                "these columns."
             ) from error
         raise
     require_finite(estimator, X)
-    if regression:
-        if not np.isfinite(y).all():
-            raise ValueError("Expected finite targets y, found NaN or inf: drop those rows.")
-        return Table(as_rows(X), y, y[:0])
-    check_classification_targets(y)
-    return Table(as_rows(X), y, np.unique(y))
+    if not regression:
+        check_classification_targets(y)
+    elif not np.isfinite(y).all():
+        raise ValueError("Expected finite targets y, found NaN or inf: drop those rows.")
+    return as_rows(X), y
 
 
 def read_rows(estimator: Any, X: Any) -> DenseRows | SparseRows:
@@ -93,17 +102,50 @@ def require_finite(estimator: Any, X: Any) -> None:
     more = f" and {wrong.size - _SHOWN} more" if wrong.size > _SHOWN else ""
     raise ValueError(
         f"Expected finite numbers in X, found NaN or inf in column"
-        f"{'s' if wrong.size > 1 else ''} {', '.join(shown)}{more}. Fill missing values by a "
-        "public rule, for example a constant, or drop these columns."
+        f"{'s' if wrong.size > 1 else ''} {', '.join(shown)}{more}. Give a data frame and "
+        "schema=, with which missing values are allowed; or fill them by a public rule, for "
+        "example a constant, or drop these columns."
     )
 
 
-def bounds_of(name: str, given: BoundsLike, dim: int) -> Bounds | None:
-    """(low, high) as arrays with one number for each column."""
+def matrix_table(
+    estimator: Any, rows: DenseRows | SparseRows, y: Vector, target: Column
+) -> MatrixTable:
+    """Validated rows with their targets as numbers, or as codes of the target's categories."""
+    names = getattr(estimator, "feature_names_in_", None)
+    told = None if names is None else tuple(map(str, names))
+    return MatrixTable(Schema((target,), target.name), y, {}, rows, told)
+
+
+def name_of(y: Any) -> str:
+    """What the targets are called."""
+    name = getattr(y, "name", None)
+    return name if isinstance(name, str) and name else TARGET
+
+
+def schema_of(given: SchemaLike) -> Schema | None:
+    """A schema, or that of a file."""
+    if given is None or isinstance(given, Schema):
+        return given
+    if isinstance(given, (str, Path)):
+        return read_schema(Path(given))
+    raise TypeError(
+        f"Expected schema=None, a Schema or the path of a schema.toml, found {given!r}."
+    )
+
+
+def edges_of(
+    name: str, given: BoundsLike, dim: int, names: Sequence[str] | None = None
+) -> tuple[Vector, Vector] | None:
+    """Bounds (low, high) with one number for each column, infinite where none is stated."""
     if given is None:
         return None
+    if isinstance(given, Mapping):
+        return _partial(name, given, dim, names)
     if not isinstance(given, Sequence) or len(given) != 2:
-        raise ValueError(f"Expected {name}=(low, high), found {given!r}.")
+        raise ValueError(
+            f"Expected {name}=(low, high), or a dict of columns and such pairs; found {given!r}."
+        )
     low, high = (np.broadcast_to(np.asarray(edge, dtype=np.float64), dim).copy() for edge in given)
     if not (np.isfinite(low).all() and np.isfinite(high).all() and (low <= high).all()):
         raise ValueError(
@@ -112,17 +154,57 @@ def bounds_of(name: str, given: BoundsLike, dim: int) -> Bounds | None:
     return low, high
 
 
-def clipped(rows: DenseRows | SparseRows, bounds: Bounds | None) -> DenseRows | SparseRows:
-    """Rows with every entry clipped to its column's bounds, where there are bounds."""
-    if bounds is None:
-        return rows
-    low, high = bounds
-    if isinstance(rows, DenseRows):
-        return DenseRows(np.clip(rows.array, low, high).astype(rows.array.dtype))
-    if (low > 0).any() or (high < 0).any():
+def _partial(
+    name: str, given: Mapping[Any, Any], dim: int, names: Sequence[str] | None
+) -> tuple[Vector, Vector] | None:
+    low, high = np.full(dim, -math.inf), np.full(dim, math.inf)
+    places = {} if names is None else {column: j for j, column in enumerate(names)}
+    for key, pair in given.items():
+        number = isinstance(key, (int, np.integer)) and not isinstance(key, bool)
+        place = int(key) if number else places.get(key, -1)
+        if not 0 <= place < dim:
+            raise ValueError(
+                f"Expected {name} of columns that X has, by name or number, found {key!r}."
+            )
+        low[place], high[place] = edges_of_column(name, key, pair)
+    return (low, high) if given else None
+
+
+def edges_of_column(name: str, key: Any, pair: Any) -> tuple[float, float]:
+    """The two ends of a column's bounds; None: an end that is not known."""
+    ends = list(pair) if isinstance(pair, (Sequence, np.ndarray)) else []
+    if len(ends) == 2:
+        low = -math.inf if ends[0] is None else float(ends[0])
+        high = math.inf if ends[1] is None else float(ends[1])
+        if low <= high and low < math.inf and high > -math.inf:
+            return low, high
+    raise ValueError(f"Expected {name} with low <= high of column {key!r}, found {pair!r}.")
+
+
+def bounded_schema(schema: Schema, given: BoundsLike, target_bounds: BoundsLike) -> Schema:
+    """A schema with further bounds, of columns by name and of the target."""
+    if given is not None and not isinstance(given, Mapping):
         raise ValueError(
-            "Expected bounds that contain 0 for a sparse table, whose absent entries are 0; found "
-            "bounds that do not. Give the table as a dense array, or wider bounds."
+            f"Expected bounds as a dict of names and pairs with schema=, found {given!r}."
         )
-    data = np.clip(rows.data, low[rows.indices], high[rows.indices]).astype(rows.data.dtype)
-    return SparseRows(data, rows.indices, rows.indptr, rows.dim)
+    told = dict(given or {})
+    names = [column.name for column in schema.features]
+    if strange := [key for key in told if key not in names]:
+        raise ValueError(f"Expected bounds of the schema's columns, found {strange[0]!r}.")
+    if target_bounds is not None:
+        ends = edges_of("target_bounds", target_bounds, 1)
+        told[schema.target] = [float(edge[0]) for edge in ends or ()]
+    changed = []
+    for key, pair in told.items():
+        column = schema.column(key)
+        if column.kind not in ("number", "duration", "date"):
+            raise ValueError(f"Expected bounds of numbers alone, found them for {key!r}.")
+        low, high = edges_of_column("bounds", key, pair)
+        changed.append(
+            replace(
+                column,
+                low=None if math.isinf(low) else low,
+                high=None if math.isinf(high) else high,
+            )
+        )
+    return schema.with_columns(changed)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, Literal
 
 import numpy as np
@@ -11,10 +12,13 @@ from sklearn.base import ClassifierMixin, RegressorMixin
 
 from privagrad._internal import validate
 from privagrad._internal.validate import Vector
-from privagrad.estimators._base import PrivateLinearEstimator
-from privagrad.estimators._tables import BoundsLike, Table, bounds_of, clipped
+from privagrad.data.models import SavedModel
+from privagrad.data.schema import Column
+from privagrad.estimators._base import LedgerLike, PrivateLinearEstimator
+from privagrad.estimators._labels import class_column, from_json
+from privagrad.estimators._tables import BoundsLike, Given, SchemaLike, edges_of
 from privagrad.glm.losses import Loss
-from privagrad.linear import LinearModel, Problem
+from privagrad.glm.rows import SparseRows
 from privagrad.privacy.noise import Noise, RandomState
 
 ClassWeight = Literal["balanced"] | dict[Any, float] | None
@@ -30,7 +34,8 @@ class _PrivateLinearClassifier(ClassifierMixin, PrivateLinearEstimator):  # type
         batch_size: int | None = None, step_size: float | None = None,
         radius: float | None = None, random_state: RandomState = None,
         verbose: bool | None = None, noise: Noise = "gaussian",
-        class_weight: ClassWeight = None,
+        class_weight: ClassWeight = None, schema: SchemaLike = None, ledger: LedgerLike = None,
+        dataset: str | None = None, evaluate: bool = False,
     ) -> None:  # fmt: skip
         self._assign(locals())
 
@@ -39,19 +44,19 @@ class _PrivateLinearClassifier(ClassifierMixin, PrivateLinearEstimator):  # type
         tags.classifier_tags.poor_score = True  # on the few dozen rows of scikit-learn's checks
         return tags
 
-    def _pose(self, table: Table) -> Problem:
-        classes = self._classes(table.labels)
-        numbers = np.searchsorted(classes, table.y).astype(np.float64)
-        bounds = bounds_of("bounds", self.bounds, table.rows.shape[1])
-        rows, intercept = clipped(table.rows, bounds), bool(self.fit_intercept)
-        weights = self._class_weights(classes)
-        if classes.size == 2:
-            targets = 2 * numbers - 1
-            return Problem(self._loss, rows, targets, 1, intercept, bounds, class_weights=weights)
-        loss, k = self._loss.multiclass_twin, classes.size
-        return Problem(loss, rows, numbers, k, intercept, bounds, class_weights=weights)
+    def _target(self, given: Given) -> tuple[Column, Vector]:
+        classes = self._classes(given.labels)
+        codes = np.searchsorted(classes, given.y).astype(np.float64)
+        sparse = isinstance(given.rows, SparseRows)
+        return class_column(given.target, classes, sparse=sparse), codes
 
-    def _class_weights(self, classes: NDArray[Any]) -> Vector | Literal["balanced"] | None:
+    def _labels(self, given: Given) -> NDArray[Any]:
+        return self._classes(given.labels)
+
+    def _stated_classes(self) -> NDArray[Any] | None:
+        return None if self.classes is None else np.asarray(self.classes)
+
+    def _class_weights(self, labels: NDArray[Any] | None) -> Vector | Literal["balanced"] | None:
         given = self.class_weight
         if given is None:
             return None
@@ -62,20 +67,35 @@ class _PrivateLinearClassifier(ClassifierMixin, PrivateLinearEstimator):  # type
                 "Expected class_weight None, 'balanced' or a dict of labels and weights, found "
                 f"{given!r}."
             )
-        if strange := [label for label in given if label not in classes]:
+        if labels is None:
             raise ValueError(
-                f"Expected class_weight to have labels among {classes.tolist()}, found {strange}."
+                "Expected stated classes for a dict class_weight, found classes that are to be "
+                "discovered. State them in the schema, or with classes=. Nothing was spent."
             )
-        weights = [given.get(label, 1.0) for label in classes.tolist()]
+        if strange := [label for label in given if label not in labels]:
+            raise ValueError(
+                f"Expected class_weight to have labels among {labels.tolist()}, found {strange}."
+            )
+        weights = [given.get(label, 1.0) for label in labels.tolist()]
         return np.array([validate.positive("class_weight", weight) for weight in weights])
 
-    def _keep(self, model: LinearModel, labels: NDArray[Any]) -> None:
-        self.classes_ = self._classes(labels)
-        self.coef_, self.intercept_ = model.coef, model.intercept
+    def _take(self, model: SavedModel) -> None:
+        labels = from_json(model.made, list(model.classes or ()))
+        order = np.argsort(labels)
+        two, sorted_already = len(model.intercept) == 1, bool((order[1:] > order[:-1]).all())
+        sign, rows = 1.0, slice(None) if two or sorted_already else order
+        if two and not sorted_already:
+            sign = -1.0  # the model's second class is the first one in order
+        self.classes_ = labels[order]
+        self.coef_, self.intercept_ = sign * model.coef[rows], sign * model.intercept[rows]
+        self.coef_noise_, self.intercept_noise_ = (
+            model.coef_noise[rows],
+            model.intercept_noise[rows],
+        )
 
-    def _row_scores(self, table: Table) -> NDArray[np.float64]:
+    def _row_scores(self, given: Given) -> NDArray[np.float64]:
         """1 where the prediction is right, else 0. Not private."""
-        return np.asarray(self._predicted(self._margins(table.rows)) == table.y, dtype=np.float64)
+        return np.asarray(self._predicted(self._margins(given.rows)) == given.y, dtype=np.float64)
 
     def decision_function(self, X: Any) -> NDArray[np.float64]:
         """Margins: of shape (n,) for two classes, (n, k) for k > 2 classes."""
@@ -121,11 +141,13 @@ class PrivateLogisticRegression(_PrivateLinearClassifier):
     delta : float or None
         Probability that the guarantee may fail; None: the smaller of 1e-5 and 1/(10 n).
     classes : list or None
-        All labels that can occur; None: the set of labels in y, which is then public.
-    bounds : tuple (low, high) or None
+        All labels that can occur; None: the set of labels in y, which is then public. With a
+        `schema` None means the categories that it states, or else labels are discovered privately.
+    bounds : tuple (low, high), dict or None
         Bounds of the columns that are known without looking at the rows; each is one number, or
         one number for each column. Entries are clipped to them, and no budget is spent on
-        finding ranges.
+        finding ranges. A dict such as ``{"age": (0, 120)}`` states those of some columns, by name
+        or number; an end may be None.
     fit_intercept : bool
         Whether to add a constant; without it columns are not centred.
     steps : int or None
@@ -148,6 +170,18 @@ class PrivateLogisticRegression(_PrivateLinearClassifier):
         Weights of the classes, by label; what is not listed weighs 1. "balanced": inverse to the
         frequencies of the classes, at most 1 to 50, which one more release learns. Predictions
         and probabilities are then those for classes of equal frequency.
+    schema : Schema, path or None
+        What is public about the columns of a data frame, or the path of a schema.toml. X is then a
+        pandas, Polars or Arrow table with text, categories, dates, booleans and missing values,
+        which are read as ``privagrad fit`` reads a file. None: X holds finite numbers alone.
+    ledger : Ledger, path or None
+        The file of budgets; None: the default one, if `dataset` is given.
+    dataset : str or None
+        The budget in the ledger that every fit is charged to, before its first release. A fit that
+        does not fit into it is refused. None: fits are not charged to any budget.
+    evaluate : bool
+        Whether the same epsilon pays for an evaluation on the training rows and for a better
+        statement of the noise in the coefficients, as in ``privagrad fit``.
 
     Attributes
     ----------
@@ -155,6 +189,12 @@ class PrivateLogisticRegression(_PrivateLinearClassifier):
         Coefficients in the units of the columns.
     intercept_ : array of shape (1,) or (k,)
         Intercepts.
+    coef_noise_, intercept_noise_ : arrays of the same shapes
+        Standard deviations of the noise in them; without `evaluate` upper bounds.
+    evaluation_ : Evaluation or None
+        How well the model fits the training rows, privately; None without `evaluate`.
+    model_ : SavedModel
+        The whole model, as `save` writes it.
     classes_ : array of shape (k,)
         Labels in order.
     privacy_ : PrivacyReport
@@ -170,10 +210,12 @@ class PrivateLogisticRegression(_PrivateLinearClassifier):
     ----------
     All fitted attributes together satisfy ``privacy_``. Public are: the number of rows and
     columns, the columns' names, the set of labels, all parameters, and whether the table is
-    sparse. Do not take parameters from the rows.
+    sparse. With a `schema`, labels and categories that it leaves open are discovered privately. Do
+    not take parameters from the rows.
     """
 
     _loss = Loss("logistic")
+    _losses = ("logistic", "softmax")
 
     def predict_proba(self, X: Any) -> NDArray[np.float64]:
         """Probabilities of the classes in the order of `classes_`, of shape (n, k).
@@ -200,6 +242,7 @@ class PrivateLinearSVC(_PrivateLinearClassifier):
     """
 
     _loss = Loss("hinge")
+    _losses = ("hinge", "multiclass-hinge")
 
 
 class PrivateLinearRegressor(RegressorMixin, PrivateLinearEstimator):  # type: ignore[misc]
@@ -210,22 +253,30 @@ class PrivateLinearRegressor(RegressorMixin, PrivateLinearEstimator):  # type: i
         tags.regressor_tags.poor_score = True  # on the few dozen rows of scikit-learn's checks
         return tags
 
-    def _pose(self, table: Table) -> Problem:
-        targets = np.asarray(table.y, dtype=np.float64)
-        if target_bounds := bounds_of("target_bounds", self.target_bounds, 1):
-            targets = np.clip(targets, *target_bounds)
-        bounds = bounds_of("bounds", self.bounds, table.rows.shape[1])
-        rows, intercept = clipped(table.rows, bounds), bool(self.fit_intercept)
-        return Problem(self._loss, rows, targets, 1, intercept, bounds, target_bounds)
+    def _target(self, given: Given) -> tuple[Column, Vector]:
+        targets, column = np.asarray(given.y, dtype=np.float64), Column(given.target)
+        if edges := edges_of("target_bounds", self.target_bounds, 1):
+            targets = np.clip(targets, *edges)
+            column = replace(column, low=float(edges[0][0]), high=float(edges[1][0]))
+        return column, targets
 
-    def _keep(self, model: LinearModel, labels: NDArray[Any]) -> None:
+    def _stated_classes(self) -> None:
+        return None
+
+    def _class_weights(self, labels: NDArray[Any] | None) -> None:
+        return None
+
+    def _take(self, model: SavedModel) -> None:
         self.coef_, self.intercept_ = model.coef[0], float(model.intercept[0])
-        self.target_unit_ = model.unit
+        self.coef_noise_ = model.coef_noise[0]
+        self.intercept_noise_ = float(model.intercept_noise[0])
+        scale = model.made.get("target_scale") or model.evaluation.get("scale") or (0.0, 1.0)
+        self.target_unit_ = float(scale[1])
 
-    def _row_scores(self, table: Table) -> NDArray[np.float64]:
+    def _row_scores(self, given: Given) -> NDArray[np.float64]:
         """1 minus the loss over the loss at four standard deviations, at least 0. Not private."""
         loss, unit = self._loss, self.target_unit_
-        losses = loss.value(self._margins(table.rows) / unit, table.y / unit)
+        losses = loss.value(self._margins(given.rows) / unit, given.y / unit)
         return np.clip(1 - losses / (4 * loss.lipschitz), 0.0, 1.0)
 
     def predict(self, X: Any) -> NDArray[np.float64]:
@@ -255,6 +306,7 @@ class PrivateQuantileRegressor(PrivateLinearRegressor):
     """
 
     quantile: float
+    _losses = ("quantile",)
 
     def __init__(
         self, epsilon: float = 1.0, *, quantile: float = 0.5, delta: float | None = None,
@@ -262,6 +314,8 @@ class PrivateQuantileRegressor(PrivateLinearRegressor):
         steps: int | None = None, batch_size: int | None = None, step_size: float | None = None,
         radius: float | None = None, random_state: RandomState = None, verbose: bool | None = None,
         noise: Noise = "gaussian",
+        schema: SchemaLike = None, ledger: LedgerLike = None, dataset: str | None = None,
+        evaluate: bool = False,
     ) -> None:  # fmt: skip
         self._assign(locals())
 
@@ -285,6 +339,7 @@ class PrivateHuberRegressor(PrivateLinearRegressor):
     """
 
     bend: float
+    _losses = ("huber",)
 
     def __init__(
         self, epsilon: float = 1.0, *, bend: float = 1.35, delta: float | None = None,
@@ -292,6 +347,8 @@ class PrivateHuberRegressor(PrivateLinearRegressor):
         steps: int | None = None, batch_size: int | None = None, step_size: float | None = None,
         radius: float | None = None, random_state: RandomState = None, verbose: bool | None = None,
         noise: Noise = "gaussian",
+        schema: SchemaLike = None, ledger: LedgerLike = None, dataset: str | None = None,
+        evaluate: bool = False,
     ) -> None:  # fmt: skip
         self._assign(locals())
 

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
-
 from privagrad._internal import validate
-from privagrad.estimators._tables import BoundsLike, Table
+from privagrad.estimators._base import LedgerLike
+from privagrad.estimators._tables import BoundsLike, SchemaLike
 from privagrad.estimators.linear import PrivateLinearRegressor
-from privagrad.linear import BY_GRADIENTS, LinearModel, Problem, Solver
+from privagrad.fitting import SQUARED
+from privagrad.linear import BY_GRADIENTS, Solver
 from privagrad.privacy.noise import Noise, RandomState
 
 SOLVERS = ("auto", "moments", "gradients")
@@ -38,31 +34,26 @@ class PrivateRidge(PrivateLinearRegressor):
 
     Attributes
     ----------
-    coef_noise_, intercept_noise_ : array of shape (d,) and float, or None
-        With "moments", the standard deviations of the noise in the coefficients and the
-        intercept; with "gradients" None.
+    coef_noise_, intercept_noise_ : array of shape (d,) and float
+        The standard deviations of the noise in the coefficients and the intercept; with
+        "gradients" and without `evaluate` upper bounds.
     """
 
     solver: Solver
-    coef_noise_: NDArray[np.float64] | None
-    intercept_noise_: float | None
     _loss = BY_GRADIENTS
+    _losses = (SQUARED,)
 
     def __init__(
         self, epsilon: float = 1.0, *, delta: float | None = None, bounds: BoundsLike = None,
         target_bounds: BoundsLike = None, fit_intercept: bool = True, solver: Solver = "auto",
         steps: int | None = None, batch_size: int | None = None, step_size: float | None = None,
         radius: float | None = None, random_state: RandomState = None, verbose: bool | None = None,
-        noise: Noise = "gaussian",
+        noise: Noise = "gaussian", schema: SchemaLike = None, ledger: LedgerLike = None,
+        dataset: str | None = None, evaluate: bool = False,
     ) -> None:  # fmt: skip
         self._assign(locals())
 
-    def _keep(self, model: LinearModel, labels: NDArray[Any]) -> None:
-        super()._keep(model, labels)
-        found = model.noise
-        self.coef_noise_ = None if found is None else found.coef[0]
-        self.intercept_noise_ = None if found is None else float(found.intercept[0])
-
-    def _pose(self, table: Table) -> Problem:
+    @property
+    def _squares(self) -> Solver:
         validate.choice("solver", self.solver, SOLVERS)
-        return replace(super()._pose(table), squares=self.solver)
+        return self.solver

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from itertools import product
 from typing import Any, Self, cast
 
@@ -16,9 +16,12 @@ from sklearn.utils.metaestimators import available_if
 from sklearn.utils.validation import check_is_fitted
 
 from privagrad._internal import validate
-from privagrad.estimators._base import PrivateLinearEstimator, delta_for, estimator_source
-from privagrad.estimators._tables import Table, name_columns
-from privagrad.linear import Choices, Plan, Problem, plan_fit, warn_if_hopeless
+from privagrad.data.matrices import MatrixTable
+from privagrad.estimators._base import PrivateLinearEstimator, estimator_source
+from privagrad.estimators._repeats import warn_of_repeated_fit
+from privagrad.estimators._tables import Given, name_columns
+from privagrad.fitting import FitSettings, check_settings, first_plan, prepare_table
+from privagrad.linear import Choices, Plan, default_delta, warn_if_hopeless
 from privagrad.privacy.accounting import PrivacyPlan
 from privagrad.privacy.events import GaussianEvent, SelectEvent
 from privagrad.privacy.mechanism import GaussianSum
@@ -28,16 +31,17 @@ from privagrad.queries.columns import Share, query_event
 _SCORED = 0.2
 _SCORE = Share("score", 0.15)
 _OWN = ("epsilon", "delta", "random_state", "noise")
+_NOT_SEARCHED = ("schema", "ledger", "dataset", "evaluate")
 _CHOICES = {field.name for field in fields(Choices)}
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """A setting of the parameters to try, the problem under it, and its choices for the fit."""
+    """A setting of the parameters to try, and the table and the settings of a fit under it."""
 
     setting: dict[str, Any]
-    problem: Problem
-    choices: Choices
+    table: MatrixTable
+    settings: FitSettings
 
 
 @dataclass(frozen=True)
@@ -64,8 +68,8 @@ class PrivateSearch(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
     Parameters
     ----------
     estimator : estimator
-        One of privagrad's estimators. Its own epsilon, delta and random_state are not used; its
-        kind of noise is that of the whole search.
+        One of privagrad's estimators, without schema, ledger, dataset and evaluate. Its own
+        epsilon, delta and random_state are not used; its kind of noise is that of the whole search.
     candidates : dict
         Names of parameters and the values to try, for example
         ``{"step_size": [0.3, 1, 3], "radius": [0.1, 0.3]}``. They must not change what a fit
@@ -129,12 +133,15 @@ class PrivateSearch(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
             raise ValueError(f"Expected mean_runs > 1, found {self.mean_runs!r}.")
         self._check_candidates()
         source = estimator_source(self.random_state, self.estimator.noise)
-        table: Table = clone(self.estimator)._read(X, y)
-        delta = delta_for(self.delta, table.y.size)
-        train, test = _split(table, source)
+        given: Given = clone(self.estimator)._read(X, y)
+        n = given.y.size
+        delta = default_delta(n) if self.delta is None else validate.delta_of(self.delta, n)
+        train, test = _split(given, source)
         candidates = self._posed(train)
         run = calibrated_run(candidates, float(self.mean_runs), epsilon, delta)
         warn_if_hopeless(train.y.size, run.epsilon, run.fit.relative_noise)
+        if not source.seeded:
+            warn_of_repeated_fit(replace(candidates[0].table, data=given.rows, y=np.zeros(n)))
         best: tuple[float, dict[str, Any], Any] = (-math.inf, {}, None)
         # Whatever a run prints or warns of would tell how many runs there are.
         with warnings.catch_warnings():
@@ -175,6 +182,14 @@ class PrivateSearch(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
             )
         if not self.candidates:
             raise ValueError("Expected candidates such as {'step_size': [0.3, 1, 3]}, found none.")
+        told = self.estimator.get_params(deep=False)
+        if kept := [name for name in _NOT_SEARCHED if told.get(name) or name in self.candidates]:
+            raise ValueError(
+                f"Expected an estimator without {', '.join(kept)} for a search, found them: a "
+                "search takes arrays, and its cost is that of all its runs together. Leave them "
+                "out, and charge `privacy_.events` of the search to a budget yourself "
+                "(`Ledger.reserve`)."
+            )
         if own := [name for name in _OWN if name in self.candidates]:
             raise ValueError(
                 f"Expected candidates without {', '.join(own)}: {', '.join(_OWN)} are the same in "
@@ -189,22 +204,29 @@ class PrivateSearch(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
         self, candidate: Candidate, labels: NDArray[Any], run: RunPlan, source: RandomSource
     ) -> PrivateLinearEstimator:
         seed = int(source.sampler.integers(2**62)) if source.seeded else None
-        budget = {"epsilon": run.epsilon, "delta": run.fit.delta, "random_state": seed}
+        budget: dict[str, Any] = {
+            "epsilon": run.epsilon,
+            "delta": run.fit.delta,
+            "random_state": seed,
+        }
         estimator = self._estimator(**{**candidate.setting, **budget, "verbose": False})
-        return estimator._fit_problem(candidate.problem, labels)
+        settings = replace(candidate.settings, **budget)
+        return estimator._fit_job(prepare_table(candidate.table, settings), lambda _: labels)
 
-    def _posed(self, table: Table) -> list[Candidate]:
-        """All candidates. Those that differ in choices for the fit alone share one problem."""
-        problems: dict[tuple[int, ...], Problem] = {}
+    def _posed(self, given: Given) -> list[Candidate]:
+        """All candidates. Those that differ in choices for the fit alone share one table."""
+        tables: dict[tuple[int, ...], MatrixTable] = {}
         posed = []
         for numbered in product(*(enumerate(values) for values in self.candidates.values())):
             values = dict(zip(self.candidates, numbered, strict=True))
             setting = {name: value for name, (_, value) in values.items()}
             estimator = self._estimator(**setting)
             key = tuple(number for name, (number, _) in values.items() if name not in _CHOICES)
-            if key not in problems:
-                problems[key] = estimator._pose(table)
-            posed.append(Candidate(setting, problems[key], estimator._choices(table.y.size)))
+            if key not in tables:
+                tables[key] = estimator._table(given)
+            settings = estimator._settings(estimator._labels(given))
+            check_settings(tables[key], settings)
+            posed.append(Candidate(setting, tables[key], settings))
         if not posed:
             raise ValueError(
                 f"Expected at least one value of every candidate, found {self.candidates!r}."
@@ -240,7 +262,9 @@ def planned_run(
     candidates: Sequence[Candidate], mean_runs: float, epsilon: float, delta: float
 ) -> RunPlan:
     """A run with the given budget of its fit."""
-    plans = [plan_fit(one.problem.facts, epsilon, delta, one.choices) for one in candidates]
+    plans = [
+        first_plan(one.table, replace(one.settings, epsilon=epsilon), delta) for one in candidates
+    ]
     releases = {plan.privacy.events for plan in plans}
     if len(releases) != 1:
         raise ValueError(
@@ -253,13 +277,13 @@ def planned_run(
     return RunPlan(epsilon, plans[0], score, SelectEvent((*events, score), mean_runs))
 
 
-def _split(table: Table, source: RandomSource) -> tuple[Table, Table]:
+def _split(given: Given, source: RandomSource) -> tuple[Given, Given]:
     """The rows to fit and the rows to score, drawn without looking at them."""
-    n = table.y.size
+    n = given.y.size
     held_out = source.sampler.random(n) < _SCORED
     if not 0 < held_out.sum() <= n - 2:
         raise ValueError(f"Expected enough rows to fit two and hold some out, found {n}: add rows.")
-    return table.take(np.flatnonzero(~held_out)), table.take(np.flatnonzero(held_out))
+    return given.take(np.flatnonzero(~held_out)), given.take(np.flatnonzero(held_out))
 
 
 def _noisy_mean(scores: NDArray[np.float64], event: GaussianEvent, source: RandomSource) -> float:

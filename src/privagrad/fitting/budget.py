@@ -1,57 +1,63 @@
-"""The budget that pays for a fit, before anything is planned: refused early, for these rows."""
+"""The budget that pays for a run: refused early, reserved before the first release."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from pathlib import Path
-from typing import Protocol
 
 from privagrad.privacy.accounting import PrivacyPlan
 from privagrad.privacy.events import Event, GaussianEvent
 from privagrad.privacy.ledger import NO_DELTA_LEFT, Account, BudgetError, Ledger
 
 
-class Paid(Protocol):
-    """What budgets need to know of a request."""
-
-    @property
-    def table(self) -> Path: ...
-    @property
-    def epsilon(self) -> float | None: ...
-    @property
-    def seed(self) -> int | None: ...
-    @property
-    def dataset(self) -> str | None: ...
-    @property
-    def ledger(self) -> Ledger | None: ...
-
-
-def paying_account(request: Paid) -> Account | None:
+def paying_account(
+    ledger: Ledger | None, dataset: str | None, epsilon: float, *, seeded: bool
+) -> Account | None:
     """The budget that pays, if it is likely to: exactly this is known only with the plan."""
-    if request.dataset is None or request.ledger is None or request.epsilon is None:
+    if dataset is None or ledger is None:
         return None
-    if request.seed is not None:
+    if seeded:
         raise ValueError(
-            "Expected no --seed for a run that a budget pays: seeded noise protects nobody."
+            "Expected no seed (--seed, random_state) for a run that a budget pays: seeded noise "
+            "protects nobody."
         )
-    account = request.ledger.account(request.dataset)
-    after = account.spent_with(_typical(request.epsilon, account.delta))
+    if math.isinf(epsilon):
+        raise ValueError("Expected a finite epsilon for a run that a budget pays, found inf.")
+    account = ledger.account(dataset)
+    after = account.spent_with(_typical(epsilon, account.delta))
     if not after <= 1.01 * account.epsilon:
-        raise refusal(account, request.epsilon, after, lambda e: _typical(e, account.delta))
+        raise refusal(account, epsilon, after, lambda e: _typical(e, account.delta))
     return account
 
 
-def require_own_rows(request: Paid, account: Account, fingerprint: str) -> None:
-    """Refuse rows that are not those of the budget, or are those of another one."""
+def require_own_rows(ledger: Ledger, account: Account, fingerprint: str, name: str) -> None:
+    """Refuse a file that is not that of the budget, or is that of another one."""
     if account.fingerprint and fingerprint != account.fingerprint:
         raise ValueError(
             f"Expected the file that the budget of {account.name!r} was opened for, found other "
-            f"content in {request.table.name}: rows that changed are another data set. Open a "
-            "budget for it."
+            f"content in {name}: rows that changed are another data set. Open a budget for it."
         )
-    if request.ledger is not None:
-        request.ledger.require_only_budget(account.name, fingerprint)
+    ledger.require_only_budget(account.name, fingerprint)
+
+
+def reserve(
+    ledger: Ledger,
+    account: Account,
+    note: str,
+    epsilon: float,
+    events_at: Callable[[float], tuple[Event, ...]],
+    events: tuple[Event, ...],
+    fingerprint: str | None = None,
+) -> str:
+    """Reserve the releases of a run, or say what would fit; the name of the run.
+
+    `events_at` gives the releases of the same run at another epsilon.
+    """
+    try:
+        return ledger.reserve(account.name, events, note, fingerprint)
+    except BudgetError:
+        current = ledger.account(account.name)
+        raise refusal(current, epsilon, current.spent_with(events), events_at) from None
 
 
 def refusal(

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from privagrad.data.tables import Table
+from privagrad.fitting.settings import FitSettings
 from privagrad.linear import Plan
 from privagrad.privacy.ledger import Account, BudgetError
 from privagrad.queries.categories import PURPOSE as CATEGORIES
@@ -50,7 +51,7 @@ def require_enough_rows(table: Table, plan: Plan, epsilon: float) -> None:
         raise ValueError(
             f"Expected at least {2 * least:.0f} rows to discover two classes, each of which needs "
             f"about {least:.0f} rows under this epsilon; found {n}. State the classes, in the "
-            "schema or with --classes. Nothing was spent."
+            "schema or with --classes (classes=). Nothing was spent."
         )
     if not table.encoding.names and n < least:
         raise ValueError(
@@ -72,13 +73,23 @@ def require_test_rows(test: Table, name: str, *, stated: bool) -> None:
         )
 
 
-def require_delta_of(account: Account, delta: float) -> None:
-    """Refuse a delta that the budget does not have."""
-    if delta > account.delta:
+def require_known_weights(table: Table, settings: FitSettings) -> None:
+    """Refuse weights of classes for which the plan would depend on classes yet to be found."""
+    weights, unknown = settings.class_weights, table.target.name in table.counts
+    if weights is not None and unknown and (weights != "balanced" or settings.loss.name == "hinge"):
+        raise ValueError(
+            "Expected stated classes for these weights of classes, found classes that are to be "
+            "discovered. State them, in the schema or with --classes (classes=). Nothing was spent."
+        )
+
+
+def require_delta_of(account: Account, delta: float | None) -> None:
+    """Refuse a delta that the budget does not have; None: the budget's own."""
+    if delta is not None and delta > account.delta:
         raise BudgetError(
             f"Expected a delta of at most {account.delta:g}, that of the budget of "
-            f"{account.name!r}, found --delta {delta:g}: a guarantee that may fail more often does "
-            "not fit into the budget. Leave out --delta. Nothing was spent."
+            f"{account.name!r}, found {delta:g}: a guarantee that may fail more often does "
+            "not fit into the budget. Leave out --delta (delta=). Nothing was spent."
         )
 
 

@@ -15,16 +15,16 @@ from privagrad.data.libsvm import is_libsvm, libsvm_schema, open_libsvm
 from privagrad.data.models import SavedModel
 from privagrad.data.readers import open_table, require_table
 from privagrad.data.tables import Table
-from privagrad.fitting.budget import paying_account, refusal, require_own_rows
+from privagrad.fitting.budget import paying_account, require_own_rows, reserve
 from privagrad.fitting.checks import require_delta_of, require_test_rows, warn_if_weak
-from privagrad.fitting.plan import class_numbers
+from privagrad.fitting.pose import class_numbers
+from privagrad.fitting.settings import loss_named
 from privagrad.fitting.snapshots import fingerprint, snapshot
-from privagrad.glm.losses import Loss
 from privagrad.glm.rows import as_rows
 from privagrad.linear import default_delta
 from privagrad.privacy.accounting import PrivacyPlan
 from privagrad.privacy.events import GaussianEvent
-from privagrad.privacy.ledger import Account, BudgetError, Ledger
+from privagrad.privacy.ledger import Account, Ledger
 from privagrad.privacy.noise import random_source
 from privagrad.privacy.releases import Releases
 from privagrad.queries.categories import PURPOSE as CATEGORIES
@@ -74,10 +74,10 @@ def prepare_evaluation(request: EvaluationRequest) -> PreparedEvaluation:
     require_table(request.table)
     path, content = request.table, None
     with ExitStack() as stack:
-        if account is not None:
+        if account is not None and request.ledger is not None:
             path = stack.enter_context(snapshot(path))
             content = fingerprint(path)
-            require_own_rows(request, account, content)
+            require_own_rows(request.ledger, account, content, path.name)
         elif request.epsilon is None:
             _require_no_budget(request)
         table = _opened(request.model, path)
@@ -131,8 +131,9 @@ def _paying(request: EvaluationRequest, epsilon: float) -> Account | None:
             "Expected a model file that states the scale of its target, found one of an earlier "
             "version: fit the model again, or leave out --epsilon. Nothing was spent."
         )
-    account = paying_account(request)
-    if account is not None and request.delta is not None:
+    seeded = request.seed is not None
+    account = paying_account(request.ledger, request.dataset, epsilon, seeded=seeded)
+    if account is not None:
         require_delta_of(account, request.delta)
     return account
 
@@ -181,7 +182,7 @@ def _known(
 ) -> Predicted:
     """Rows as the loss of the model needs them; with a scale, numbers in its units."""
     parameter = model.made.get("loss_parameter")
-    loss = Loss(model.loss, parameter)
+    loss = loss_named(model.loss, parameter)
     if model.classes is None:
         centre, unit = scale or (0.0, 1.0)
         with np.errstate(over="ignore"):
@@ -195,7 +196,7 @@ def _known(
 
 
 def _scale(model: SavedModel) -> tuple[float, float] | None:
-    found = model.evaluation.get("scale")
+    found = model.evaluation.get("scale") or model.made.get("target_scale")
     return None if found is None else (float(found[0]), float(found[1]))
 
 
@@ -207,9 +208,7 @@ def _plan(epsilon: float, delta: float) -> PrivacyPlan:
 def _reserve(job: PreparedEvaluation, account: Account, ledger: Ledger, plan: PrivacyPlan) -> str:
     epsilon = float(job.request.epsilon or 0.0)
     note = f"evaluate {job.request.table.name}: epsilon {epsilon:g}"
-    try:
-        return ledger.reserve(account.name, plan.events, note, job.fingerprint)
-    except BudgetError:
-        current = ledger.account(account.name)
-        after = current.spent_with(plan.events)
-        raise refusal(current, epsilon, after, lambda e: _plan(e, job.delta).events) from None
+    return reserve(
+        ledger, account, note, epsilon, lambda e: _plan(e, job.delta).events, plan.events,
+        job.fingerprint,
+    )  # fmt: skip

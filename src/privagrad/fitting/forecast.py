@@ -18,10 +18,10 @@ from privagrad.data.readers import open_table, require_table
 from privagrad.data.tables import Table
 from privagrad.fitting.checks import require_delta_of, require_enough_rows, warn_if_weak
 from privagrad.fitting.outline import Outline
-from privagrad.fitting.plan import _facts, _first_plan
+from privagrad.fitting.plan import first_plan
 from privagrad.fitting.request import LOSSES, FitRequest, complete
-from privagrad.glm.losses import Loss
-from privagrad.linear import Choices, default_delta
+from privagrad.fitting.settings import FitSettings
+from privagrad.linear import default_delta
 from privagrad.linear.recipe import kept_advantage, rows_needed
 from privagrad.privacy.accounting import PrivacyPlan
 from privagrad.privacy.events import Event
@@ -79,7 +79,7 @@ class Forecast:
     """What fits of one table would cost, at several epsilons."""
 
     table: Outline
-    loss: Loss
+    settings: FitSettings
     delta: float
     account: Account | None
     outlooks: tuple[Outlook, ...]
@@ -98,14 +98,14 @@ def forecast_table(
     """
     account = account or _account(request)
     require_table(request.table)
-    schema, loss = complete(request, request.table)
+    schema, settings = complete(request, request.table)
     if schema.libsvm:
         table = Outline.of_table(open_table(request.table, schema))
     else:
         table = Outline.of_schema(schema, row_count(request.table, schema))
     if not table.n:
         raise ValueError(f"Expected rows in {request.table.name}, found none.")
-    return _forecast(table, loss, epsilons, request.delta, account, request.choices)
+    return _forecast(table, settings, epsilons, account)
 
 
 def forecast_size(
@@ -127,48 +127,42 @@ def forecast_size(
     numbers = tuple(Column(f"column{k}") for k in range(1, columns + 1))
     schema = Schema((*numbers, target), _TARGET)
     loss = LOSSES["huber" if classes is None else "logistic"]
-    if account is not None and delta is not None:
+    if account is not None:
         require_delta_of(account, delta)
-    return _forecast(Outline.of_schema(schema, rows), loss, epsilons, delta, account, Choices())
+    settings = FitSettings(1.0, loss, delta)
+    return _forecast(Outline.of_schema(schema, rows), settings, epsilons, account)
 
 
 def _account(request: FitRequest) -> Account | None:
     if request.dataset is None or request.ledger is None:
         return None
     account = request.ledger.account(request.dataset)
-    if request.delta is not None:
-        require_delta_of(account, request.delta)
+    require_delta_of(account, request.delta)
     return account
 
 
 def _forecast(
     table: Outline,
-    loss: Loss,
+    settings: FitSettings,
     epsilons: Iterable[float],
-    delta: float | None,
     account: Account | None,
-    choices: Choices,
 ) -> Forecast:
-    delta = delta or (account.delta if account else default_delta(table.n))
+    delta = settings.delta or (account.delta if account else default_delta(table.n))
     validate.delta_of(delta, table.n)
     asked = [validate.positive("epsilon", epsilon) for epsilon in epsilons]
     if not asked:
         raise ValueError("Expected values of epsilon such as 0.1,1,3, found none.")
     warn_if_weak(max(asked), delta)
-    outlooks = (_outlook(table, loss, epsilon, delta, account, choices) for epsilon in asked)
-    return Forecast(table, loss, delta, account, tuple(outlooks))
+    fits = (replace(settings, epsilon=epsilon) for epsilon in asked)
+    outlooks = tuple(_outlook(table, fit, delta, account) for fit in fits)
+    return Forecast(table, settings, delta, account, outlooks)
 
 
 def _outlook(
-    table: Outline,
-    loss: Loss,
-    epsilon: float,
-    delta: float,
-    account: Account | None,
-    choices: Choices,
+    table: Outline, settings: FitSettings, delta: float, account: Account | None
 ) -> Outlook:
-    like = cast(Table, table)
-    plan, refused = _first_plan(like, _facts(like, loss), epsilon, delta, choices), None
+    like, epsilon, refused = cast(Table, table), settings.epsilon, None
+    plan = first_plan(like, settings, delta)
     try:
         require_enough_rows(like, plan, epsilon)
     except ValueError as error:

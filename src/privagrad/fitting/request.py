@@ -10,8 +10,9 @@ from privagrad._internal import validate
 from privagrad.data.libsvm import is_libsvm, libsvm_schema
 from privagrad.data.readers import infer_schema, require_usual_numbers
 from privagrad.data.schema import Column, Schema
+from privagrad.fitting.settings import SQUARED, FitSettings
 from privagrad.glm.losses import Loss
-from privagrad.linear import Choices
+from privagrad.linear import BY_GRADIENTS, Choices
 from privagrad.privacy.ledger import Ledger
 from privagrad.privacy.noise import Noise
 
@@ -22,6 +23,7 @@ LOSSES = {
     "huber": Loss("huber"),
     "absolute": Loss("quantile", 0.5),
     "quantile": Loss("quantile"),
+    SQUARED: BY_GRADIENTS,
 }
 
 
@@ -36,7 +38,8 @@ class FitRequest:
     that can occur: by default the schema's, or else discovered privately. `choices` override the
     recipe. A `seed` makes a model that is not private. `dataset` names the budget in `ledger` that
     pays; without it the run is not charged to any budget. Scores on `test` are not private. `noise`
-    is "gaussian" or "discrete". `encoding` is that of a text file without a schema.
+    is "gaussian" or "discrete". `encoding` is that of a text file without a schema. `class_weight`
+    "balanced" gives all classes the same weight, within bounds.
     """
 
     table: Path
@@ -55,21 +58,49 @@ class FitRequest:
     noise: Noise = "gaussian"
     task: Task | None = None
     encoding: str = "utf-8"
+    class_weight: str | None = None
 
 
-def complete(request: FitRequest, path: Path) -> tuple[Schema, Loss]:
-    """The schema of the rows at `path`, with the target as the loss needs it, and the loss."""
+def complete(request: FitRequest, path: Path) -> tuple[Schema, FitSettings]:
+    """The schema of the rows at `path`, with the target as the loss needs it, and the settings."""
     schema = _schema(request, path)
     target = schema.column(str(schema.target))
     if schema.libsvm:
         target = replace(target, kind="number")  # labels of such files are always numbers
     loss = _loss(request, target)
+    schema = with_classes(schema.with_columns([target]), loss, request.classes or ())
+    return schema, _settings(request, loss)
+
+
+def with_classes(schema: Schema, loss: Loss, classes: tuple[str, ...]) -> Schema:
+    """The schema with its target as the loss needs it; `classes` instead of its categories."""
+    target = schema.column(str(schema.target))
+    _require_target(schema)
     if loss.regression:
-        return schema.with_columns([target]), loss
-    classes = request.classes or target.categories
+        if target.kind == "category":
+            raise ValueError(
+                f"Expected a target of numbers for a regression, found that {target.name!r} is a "
+                "category: make it a number in the schema."
+            )
+        return schema
+    classes = classes or target.categories
     if len(classes) == 1:
         raise ValueError(f"Expected at least two classes, found {classes[0]!r} alone.")
-    return schema.with_columns([replace(target, kind="category", categories=classes)]), loss
+    return schema.with_columns([replace(target, kind="category", categories=classes)])
+
+
+def _settings(request: FitRequest, loss: Loss) -> FitSettings:
+    weights = request.class_weight
+    if weights is not None:
+        validate.choice("class_weight", weights, ["balanced"])
+        if loss.regression:
+            raise ValueError("Expected --class-weight for classes alone, found a regression.")
+    return FitSettings(
+        request.epsilon, loss, request.delta, "auto" if request.loss == SQUARED else None,
+        class_weights=None if weights is None else "balanced", choices=request.choices,
+        random_state=request.seed, noise=request.noise, dataset=request.dataset,
+        ledger=request.ledger, table=request.table.name,
+    )  # fmt: skip
 
 
 def _schema(request: FitRequest, path: Path) -> Schema:
@@ -79,18 +110,24 @@ def _schema(request: FitRequest, path: Path) -> Schema:
     target = request.target or schema.target
     if target is None:
         raise ValueError("Expected --target COLUMN, or a target in the schema; found none.")
-    kind = schema.column(target).kind
-    if kind == "ignore":
-        raise ValueError(f"Expected a target that is not ignored, found {target!r}.")
-    if kind in ("date", "duration"):
-        raise ValueError(
-            f"Expected a target of numbers or categories, found that {target!r} is a {kind}: write "
-            "it as a number, or make it a category in the schema. Nothing was spent."
-        )
     schema = replace(schema, target=target)
-    if not schema.features:
-        raise ValueError("Expected columns beside the target, found none that is not ignored.")
+    _require_target(schema)
     return schema
+
+
+def _require_target(schema: Schema) -> None:
+    """Refuse a target that no model predicts, and one without columns beside it."""
+    target = schema.column(str(schema.target))
+    if target.kind == "ignore":
+        raise ValueError(f"Expected a target that is not ignored, found {target.name!r}.")
+    if target.kind in ("date", "duration"):
+        raise ValueError(
+            f"Expected a target of numbers or categories, found that {target.name!r} is a "
+            f"{target.kind}: write it as a number, or make it a category in the schema. Nothing "
+            "was spent."
+        )
+    if not schema.features and not schema.libsvm:
+        raise ValueError("Expected columns beside the target, found none that is not ignored.")
 
 
 def _schema_of_numbers(request: FitRequest, path: Path) -> Schema:
@@ -121,7 +158,9 @@ def _loss(request: FitRequest, target: Column) -> Loss:
     if loss.regression and request.classes:
         raise ValueError(f"Expected no classes for a regression, found --classes and {name!r}.")
     if loss.regression != (task == "regression"):
-        fitting = "huber, absolute or quantile" if task == "regression" else "logistic or hinge"
+        fitting = (
+            "huber, absolute, quantile or squared" if task == "regression" else "logistic or hinge"
+        )
         raise ValueError(f"Expected --loss {fitting} for --task {task}, found {name!r}.")
     return loss
 

@@ -1,9 +1,10 @@
-"""A fitted model as a file, after the ledger has been told what was released."""
+"""A fitted model in memory and as a file, after the ledger has been told what was released."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -21,54 +22,58 @@ from privagrad.privacy.codec import as_json
 
 @dataclass(frozen=True)
 class FittedTable:
-    """A model and what it was fitted to; the tables have all categories."""
+    """A model and what it was fitted to; the table has all categories."""
 
     table: Table
-    test: Table | None
     plan: Plan
     model: LinearModel
     run: str | None
 
 
-def save(job: PreparedFit, fitted: FittedTable, out: Path) -> SavedModel:
+def finish(job: PreparedFit, fitted: FittedTable, out: Path | None = None) -> SavedModel:
     """Score the test table, report the releases to the ledger, write the model.
 
     The model is written even if its scores cannot be computed: it is paid for. The ledger comes
     just before the file, so that hardly any kill leaves a finished run without its model.
     """
-    saved = _saved(job, fitted)
+    saved = saved_model(job, fitted)
     try:
-        if fitted.test is not None and job.request.test is not None:
-            saved = with_scores(saved, fitted.test, job.request.test)
+        if job.test is not None:
+            saved = with_scores(saved, job.test, job.test_name)
     finally:
-        if fitted.run is not None and job.request.ledger is not None:
-            job.request.ledger.finish(fitted.run, fitted.model.privacy.events)
-        save_model(saved, out)
+        if fitted.run is not None and job.settings.ledger is not None:
+            job.settings.ledger.finish(fitted.run, fitted.model.privacy.events)
+        if out is not None:
+            save_model(saved, out)
     return saved
 
 
-def _saved(job: PreparedFit, fitted: FittedTable) -> SavedModel:
-    model, trace, schema = fitted.model, fitted.model.trace, fitted.table.schema
-    if trace is None or model.noise is None:
-        raise RuntimeError("Expected a private fit with its evaluation, found none.")
+def saved_model(job: PreparedFit, fitted: FittedTable) -> SavedModel:
+    """The model in memory, as its file holds it; without an evaluation that is empty."""
+    model, trace, target = fitted.model, fitted.model.trace, fitted.table.target
     names = fitted.table.encoding.names
-    target = fitted.table.target
     classes = None if target.kind == "number" else list(target.categories)
+    evaluation: dict[str, Any] = {}
+    if trace.evaluation is not None:
+        evaluation = {**as_values(trace.evaluation, classes), "factor": trace.factor}
+    scale = np.ones(len(names))
+    if trace.ellipsoid is not None:
+        scale = trace.ellipsoid.scale[: len(names)]
     return SavedModel(
-        job.loss.name,
+        job.settings.loss_name,
         names,
         classes,
-        None if schema.libsvm else schema,
+        fitted.table.file_schema,
         {**_privacy(model.privacy), "public": job.public},
-        {**_made(job, fitted, trace.ellipsoid.radius), "not_measurable": _hidden(fitted, trace)},
-        {**as_values(trace.evaluation, classes), "factor": trace.factor},
+        {**_made(job, fitted), "not_measurable": _hidden(fitted, trace)},
+        evaluation,
         model.coef,
         model.intercept,
         model.noise.coef,
         model.noise.intercept,
         trace.columns.centre,
         trace.columns.unit,
-        trace.ellipsoid.scale[: len(names)],
+        scale,
     )
 
 
@@ -81,11 +86,14 @@ def _hidden(fitted: FittedTable, trace: Trace) -> list[str]:
     return [name for name, shown in pairs if not shown]
 
 
-def with_scores(model: SavedModel, table: Table, path: Path) -> SavedModel:
-    """The same model with how well it predicts another table, read from `path`. NOT private."""
+def with_scores(model: SavedModel, table: Table, name: str) -> SavedModel:
+    """The same model with how well it predicts another table of this name. NOT private."""
+    found = {c.name: c.categories for c in model.schema.columns} if model.schema else {}
+    found[table.target.name] = tuple(model.classes or ())
+    table = table.with_categories({column: found[column] for column in table.counts})
     rows = int((table.targets >= 0).sum() if model.classes else np.isfinite(table.targets).sum())
-    found = as_values(exact_figures(model, table), model.classes)
-    test = {"table": path.name, "rows": rows, **found}
+    figures = as_values(exact_figures(model, table), model.classes)
+    test = {"table": name, "rows": rows, **figures}
     return replace(model, evaluation={**model.evaluation, "test": test})
 
 
@@ -102,21 +110,22 @@ def _privacy(report: PrivacyReport) -> dict[str, Any]:
     }
 
 
-def _made(job: PreparedFit, fitted: FittedTable, radius: float) -> dict[str, Any]:
-    from privagrad import __version__
-
+def _made(job: PreparedFit, fitted: FittedTable) -> dict[str, Any]:
+    plan, trace, settings = fitted.plan, fitted.model.trace, job.settings
+    by_moments = trace.ellipsoid is None and settings.squares is not None
     return {
         "at": datetime.now(UTC).isoformat(timespec="seconds"),
-        "version": __version__,
-        "table": job.request.table.name,
+        "version": version("privagrad"),
+        "table": settings.table,
         "rows": job.n,
         "loss_parameter": job.loss.parameter,
-        "method": METHOD.name,
-        "steps": fitted.plan.batches.steps,
-        "batch_size": fitted.plan.batches.batch_size,
-        "step_size": fitted.plan.reach,
-        "radius": radius,
-        "dataset": job.request.dataset,
+        "method": "second moments" if by_moments else METHOD.name,
+        "steps": plan.batches.steps,
+        "batch_size": plan.batches.batch_size,
+        "step_size": plan.reach,
+        "radius": None if trace.ellipsoid is None else trace.ellipsoid.radius,
+        "target_scale": list(trace.scale),
+        "dataset": settings.dataset,
         "run": fitted.run,
         "notes": column_notes(fitted.table.schema),
     }

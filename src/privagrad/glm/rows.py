@@ -180,6 +180,8 @@ def as_rows(X: Any) -> DenseRows | SparseRows:
     float32 and float64 arrays in C order and canonical CSR matrices are used as they are,
     without a copy.
     """
+    if isinstance(X, (DenseRows, SparseRows)):
+        return X
     if hasattr(X, "tocsr"):
         return _sparse(X)
     if hasattr(X, "columns") and hasattr(X, "dtypes"):

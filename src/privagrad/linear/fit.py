@@ -131,33 +131,37 @@ class Trace:
     ----------
     columns : Columns
         What was learned of the columns.
-    ellipsoid : Ellipsoid
-        The set that gradients of standardised columns were bounded to.
-    evaluation : Evaluation
-        How well the rows are fitted.
+    ellipsoid : Ellipsoid or None
+        The set that gradients of standardised columns were bounded to; None: there were none, or
+        no bound.
+    evaluation : Evaluation or None
+        How well the rows are fitted; None where that was not asked.
     factor : float
         What the trained weights were multiplied by to make margins log-odds; 1 where they are not.
+    scale : tuple of two floats
+        Centre and unit of the target; 0 and 1 for classes.
     """
 
     columns: Columns
-    ellipsoid: Ellipsoid
-    evaluation: Evaluation
+    ellipsoid: Ellipsoid | None
+    evaluation: Evaluation | None
     factor: float
+    scale: tuple[float, float]
 
 
 @dataclass(frozen=True)
 class LinearModel:
     """In original units: margins are X @ coef + intercept; `unit` is that of the target.
 
-    `noise` is known of evaluated fits, and of those from second moments.
+    `noise` is an upper bound where no release tells how training pulls it back.
     """
 
     coef: NDArray[np.float64]
     intercept: Vector
     unit: float
     privacy: PrivacyReport
-    trace: Trace | None = None
-    noise: CoefficientNoise | None = None
+    trace: Trace
+    noise: CoefficientNoise
 
 
 @dataclass(frozen=True)
@@ -196,7 +200,7 @@ def run_fit(
         scale = np.ones(task.gradients.rows.shape[1])
         norm = private_norm(task.gradients.rows, scale, releases, moments.NORMS.purpose, guess=norm)
     if plan.from_moments or (problem.squares and plan.privacy.unprotected):
-        return _from_moments(task, norm, releases)
+        return _from_moments(problem, task, norm, releases)
     if not plan.privacy.unprotected:
         ellipsoid = Ellipsoid.ball(dim, plan.radius * problem.loss.lipschitz * norm)
         noise = plan.privacy.noise_multiplier * ellipsoid.radius / plan.batches.batch_size
@@ -216,24 +220,36 @@ def run_fit(
     x = np.zeros(dim)
     result = train(recipe.METHOD, task.gradients, setting, releases, x, progress=progress)
     found = _calibration(problem, task.gradients, result.last, class_weights, releases)
-    trace, spread, factor, shifts = None, None, found.factor, found.shifts
-    weights = _moved(problem, factor * result.last, shifts)
-    if EVALUATION.purpose in plan.privacy and ellipsoid:
-        asked = evaluate(_predicted(problem, task, weights), releases)
-        trace = Trace(task.columns, ellipsoid, asked, factor)
+    weights = _moved(problem, found.factor * result.last, found.shifts)
+    trace = _trace(problem, task, weights, ellipsoid, found.factor, releases)
+    covariance = np.zeros(dim)
+    if ellipsoid is not None:
         covariance = _covariance(task, setting, ellipsoid, result.last, norm, releases)
-        trained = result.last.reshape(problem.outputs, -1)
-        spread = coefficient_noise(covariance, trained, task.columns, task.unit, found)
+    trained = result.last.reshape(problem.outputs, -1)
+    spread = coefficient_noise(covariance, trained, task.columns, task.unit, found)
     return LinearModel(*task.original(weights), task.unit, releases.report(), trace, spread)
 
 
-def _from_moments(task: _Standardized, norm: float, releases: Releases) -> LinearModel:
+def _from_moments(
+    problem: Problem, task: _Standardized, norm: float, releases: Releases
+) -> LinearModel:
     """The model of least squares from second moments."""
     gradients = task.gradients
     weights, covariance = fit_squares(gradients.rows, gradients.targets, norm, releases)
+    trace = _trace(problem, task, weights, None, 1.0, releases)
     spread = coefficient_noise(covariance, weights[None], task.columns, task.unit)
-    coef, intercept = task.original(weights)
-    return LinearModel(coef, intercept, task.unit, releases.report(), noise=spread)
+    return LinearModel(*task.original(weights), task.unit, releases.report(), trace, spread)
+
+
+def _trace(
+    problem: Problem, task: _Standardized, weights: Vector, ellipsoid: Ellipsoid | None,
+    factor: float, releases: Releases,
+) -> Trace:  # fmt: skip
+    """How the fit went, with an evaluation if the plan has one."""
+    asked = None
+    if EVALUATION.purpose in releases.plan:
+        asked = evaluate(_predicted(problem, task, weights), releases)
+    return Trace(task.columns, ellipsoid, asked, factor, (task.centre, task.unit))
 
 
 def _covariance(

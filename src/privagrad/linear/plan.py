@@ -188,14 +188,15 @@ def plan_fit(
     if not math.isinf(epsilon):
         asked = facts if choices.first is None else facts.as_wide_as(choices.first)
         shares = [*asked.queries(epsilon, delta), *[EVALUATION] * evaluated]
-        shares += [CURVATURE] * (evaluated and asked.curved)
-        others = [*other_events, *_affordable(shares, epsilon, delta)]
-        event = training_event(batches)
-        if facts.squares and not evaluated:
+        given, event, curved = [*other_events], training_event(batches), evaluated and asked.curved
+        others = [*given, *_affordable(shares + [CURVATURE] * curved, epsilon, delta)]
+        if facts.squares:
+            # Second moments state the noise of their weights without the curvature.
             once = GaussianEvent(1.0, purpose=SECOND_MOMENTS)
-            whole = PrivacyPlan.calibrate_event(once, epsilon, delta, others)
-            if _from_moments(facts, choices, whole.noise_multiplier):
-                batches, event = Batches(facts.n, facts.n, 1, None), once
+            queries = [*given, *_affordable(shares, epsilon, delta)] if curved else others
+            whole = PrivacyPlan.calibrate_event(once, epsilon, delta, queries)
+            if _from_moments(asked, choices, whole.noise_multiplier):
+                batches, event, others = Batches(facts.n, facts.n, 1, None), once, queries
         privacy = PrivacyPlan.calibrate_event(event, epsilon, delta, others)
         noise = recipe.relative_noise(privacy.noise_multiplier, batches, coefficients)
     reach = recipe.TARGET_REACH if facts.regression else recipe.REACH

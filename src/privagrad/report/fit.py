@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -64,17 +65,21 @@ def _blocks(model: SavedModel, account: Account | None) -> list[Block]:
     banner = Banner(guarantee, "good")
     if privacy["seeded"]:
         banner = Banner("NOT PRIVATE: the noise was seeded and can be repeated.", "warning")
+    if math.isinf(privacy["epsilon"]):
+        banner = Banner("NOT PRIVATE: epsilon is infinite, no noise was added.", "warning")
     blocks: list[Block] = [banner, _privacy_card(model), _model_card(model)]
     if account is not None:
         blocks.append(_budget(model, account))
-    blocks += figure_blocks(model.evaluation, model.classes, "training rows")
+    if "figures" in model.evaluation or "score" in model.evaluation:
+        blocks += figure_blocks(model.evaluation, model.classes, "training rows")
     if test := model.evaluation.get("test"):
         where = f"test table {test['table']}, {test['rows']} rows"
         blocks += figure_blocks(test, model.classes, where)
     blocks.append(_coefficients(model))
     if np.ptp(model.scale) > 0:
         blocks.append(_ellipsoid(model))
-    return [*blocks, _events(model), _all_coefficients(model), _guarantee(model)]
+    blocks += [_events(model), _all_coefficients(model)]
+    return blocks if math.isinf(privacy["epsilon"]) else [*blocks, _guarantee(model)]
 
 
 def _target(model: SavedModel) -> str:
@@ -103,9 +108,11 @@ def _model_card(model: SavedModel) -> Card:
         ("Loss", model.loss, ""),
         ("Method", made["method"], f"{made['steps']} steps of about {made['batch_size']} rows"),
         ("Columns", f"{len(model.features)}", "after encoding"),
-        ("Bound on gradients", f"{made['radius']:.4g}", "radius of the ellipsoid"),
         ("privagrad", made["version"], ""),
     ]
+    if made["radius"] is not None:
+        bound = f"{made['radius']:.4g}"
+        rows.insert(-1, ("Bound on gradients", bound, "radius of the ellipsoid"))
     if made["dataset"]:
         rows.append(("Budget", made["dataset"], f"run {made['run']}"))
     return Card("Model", rows)
@@ -140,6 +147,8 @@ def _coefficients(model: SavedModel) -> Figure:
         "intervals: how far the noise of privacy may have moved a coefficient. That other rows "
         "would give other coefficients is not counted."
     )
+    if not model.evaluation:
+        caption += " They are upper bounds: the fit paid for no evaluation."
     if hidden := int((~model.measurable).sum()):
         caption += f" Not measurable, because too few rows have them: {hidden} columns."
     if model.classes and len(model.intercept) == 1:

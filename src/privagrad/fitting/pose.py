@@ -1,0 +1,81 @@
+"""The problem that a table poses under settings, and what is public about it before."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from privagrad._internal.validate import Vector
+from privagrad.data.tables import Table
+from privagrad.fitting.settings import FitSettings
+from privagrad.glm.rows import as_rows
+from privagrad.linear import Bounds, Problem, PublicFacts
+
+_GUESSED_CATEGORIES = 21
+"""Of a column whose categories are not known yet: for the size of batches alone."""
+
+
+def public_facts(table: Table, settings: FitSettings) -> PublicFacts:
+    """What is public about the problem before categories are discovered."""
+    encoding, loss = table.encoding, settings.loss
+    unknown = sum(name != table.target.name for name in table.counts)
+    width = len(encoding.names) + _GUESSED_CATEGORIES * unknown
+    classes = 0 if loss.regression else len(table.target.categories)
+    outputs, weights = classes if classes > 2 else 1, settings.class_weights
+    return PublicFacts(
+        table.n, width, outputs, encoding.sparse, loss.regression, settings.intercept,
+        encoding.bounds is not None, table.target.bounded,
+        loss.name == "logistic" or (outputs > 1 and weights is not None),
+        isinstance(weights, str), settings.squares, encoding.indicators,
+    )  # fmt: skip
+
+
+def pose(table: Table, settings: FitSettings, *, discovered: bool = False) -> Problem:
+    """The only way from a table, all of whose categories are known, to a problem."""
+    encoding, target = table.encoding, table.target
+    if not encoding.names:
+        raise ValueError(
+            "Expected columns to learn from, found none: no category was frequent enough to be "
+            "discovered. State categories in the schema."
+        )
+    target_bounds: Bounds | None = None
+    if target.low is not None and target.high is not None:
+        target_bounds = np.array([target.low]), np.array([target.high])
+    loss, outputs = settings.loss, 1
+    if target.kind == "number":
+        left_out = np.isnan(table.targets)
+        targets = np.where(left_out, 0.0, table.targets)
+    else:
+        targets, left_out = class_numbers(table.targets, discovered=discovered)
+        if len(target.categories) == 2:
+            targets = 2 * targets - 1
+        else:
+            loss, outputs = loss.multiclass_twin, len(target.categories)
+    return Problem(
+        loss,
+        as_rows(table.rows()),
+        targets,
+        outputs,
+        settings.intercept,
+        encoding.bounds,
+        target_bounds,
+        left_out if left_out.any() else None,
+        encoding.groups,
+        encoding.limits,
+        encoding.blanks,
+        settings.class_weights,
+        settings.squares,
+    )
+
+
+def class_numbers(codes: Vector, *, discovered: bool) -> tuple[Vector, NDArray[np.bool_]]:
+    """Class numbers, and which rows have none: blanks, and what was too rare to be discovered."""
+    strange = np.flatnonzero(codes < 0)
+    if strange.size and not discovered:
+        raise ValueError(
+            f"Expected the stated labels alone, found another one in row {strange[0] + 1} "
+            f"({strange.size} such rows): state all classes, or other spellings as `aliases` in "
+            "the schema."
+        )
+    left_out = ~(codes >= 0)
+    return np.where(left_out, 0.0, codes), left_out
