@@ -97,7 +97,7 @@ def test_a_fit_that_fails_stays_charged(tmp_path, monkeypatch):
     with pytest.raises(OSError, match="no space"):
         run(job, tmp_path / "m.model", False)
     [entry] = ledger.account("rows").runs
-    assert (entry.state, entry.events) == ("finished", job.events)
+    assert (entry.state, entry.events) == ("reserved", job.events)
 
 
 def test_a_run_that_was_given_back_while_alive_saves_no_model(tmp_path, monkeypatch):
@@ -132,10 +132,13 @@ def test_a_finished_run_cannot_be_given_back_while_its_model_is_saved(tmp_path, 
     ledger.create("rows", 2.0, 1e-5)
     job = prepare(request(tmp_path, dataset="rows", ledger=ledger))
 
-    def save(model, path):
-        with pytest.raises(ValueError, match="finished"):
-            ledger.release(model.made["run"], "taken for dead")
-        save_model(model, path)
+    def save(model, path, ready):
+        def told():
+            ready()
+            with pytest.raises(ValueError, match="finished"):
+                ledger.release(model.made["run"], "taken for dead")
+
+        save_model(model, path, told)
 
     monkeypatch.setattr("privagrad.fitting.save.save_model", save)
     run(job, tmp_path / "m.model", False)
@@ -146,7 +149,10 @@ def test_a_finished_run_cannot_be_given_back_while_its_model_is_saved(tmp_path, 
 def test_a_model_is_saved_once_after_the_ledger_even_if_its_test_fails(
     tmp_path, monkeypatch, fails
 ):
-    """Scores come before the ledger and the file; without them the model is saved all the same."""
+    """Scores come before the ledger and the file; without them the model is saved all the same.
+
+    `save_model` tells the ledger before it writes anything of the model.
+    """
     ledger = Ledger(tmp_path / "ledger.db")
     ledger.create("rows", 2.0, 1e-5)
     test = libsvm(tmp_path / "test.libsvm", 300)
@@ -172,7 +178,7 @@ def test_a_model_is_saved_once_after_the_ledger_even_if_its_test_fails(
     monkeypatch.setattr(Ledger, "finish", watched("finish"))
     with pytest.raises(MemoryError) if fails else nullcontext():
         run(job, tmp_path / "m.model", False)
-    assert done == ["score", "finish", "save"]
+    assert done == ["score", "save", "finish"]
     model = load_model(tmp_path / "m.model")
     assert model.made["run"] == ledger.account("rows").runs[0].name
     assert ("test" in model.evaluation) != fails
@@ -672,3 +678,36 @@ def test_regressions_and_classes_are_scored_on_other_tables(tmp_path):
     assert figures["baseline_error"]["value"] == pytest.approx(of_median)
     assert 0 < figures["error"]["value"] < of_median
     assert (test["rows"], test["private"]) == (300, False)
+
+
+def test_a_full_disk_leaves_no_finished_run_without_its_model(tmp_path, monkeypatch):
+    """The disk has room for the file, and nothing of its content, before the ledger is told."""
+    ledger = Ledger(tmp_path / "ledger.db")
+    ledger.create("rows", 2.0, 1e-5)
+    job = prepare(request(tmp_path, dataset="rows", ledger=ledger))
+    kept = []
+    real = os.fsync
+
+    def full(descriptor: int) -> None:
+        parts = list(tmp_path.glob(".*.part"))
+        kept.extend(part.read_bytes() for part in parts)
+        if parts:
+            raise OSError(28, "No space left on device")
+        real(descriptor)
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space"):
+        run(job, tmp_path / "m.model", False)
+    assert len(kept) == 1
+    assert not any(kept[0])
+    assert [entry.state for entry in ledger.account("rows").runs] == ["reserved"]
+    assert not list(tmp_path.glob(".*.part"))
+
+
+def test_names_that_no_file_can_have_are_refused_before_the_charge(tmp_path):
+    ledger = Ledger(tmp_path / "ledger.db")
+    ledger.create("rows", 2.0, 1e-5)
+    job = prepare(request(tmp_path, dataset="rows", ledger=ledger))
+    with pytest.raises(ValueError, match="a file name of at most"):
+        run(job, tmp_path / ("x" * 300), False)
+    assert ledger.account("rows").runs == ()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import io
 import json
 import zipfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from privagrad._internal.atomic import atomic_write
+from privagrad._internal.atomic import write_once_ready
 from privagrad._internal.markup import html_table
 from privagrad.data.libsvm import is_libsvm, libsvm_schema
 from privagrad.data.parsing import Tally
@@ -166,17 +166,19 @@ class SavedModel:
         return labels.take(answers.astype(int))
 
 
-def save_model(model: SavedModel, path: Path) -> None:
-    """Write the file whole or not at all."""
+def save_model(model: SavedModel, path: Path, ready: Callable[[], None] = lambda: None) -> None:
+    """Write the file whole or not at all, after `ready`: see `write_once_ready`."""
     card: dict[str, Any] = {"format": FORMAT, "version": VERSION}
     card |= {f.name: getattr(model, f.name) for f in fields(model) if f.name not in _ARRAYS}
     card["schema"] = None if model.schema is None else as_values(model.schema)
-    with atomic_write(path) as file, zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
+    content = io.BytesIO()
+    with zipfile.ZipFile(content, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("model.json", json.dumps(card, indent=1, ensure_ascii=False))
         for name in _ARRAYS:
             with archive.open(f"{name}.npy", "w") as entry:
                 array = np.ascontiguousarray(getattr(model, name), dtype=np.float64)
                 np.save(entry, array, allow_pickle=False)
+    write_once_ready(path, content.getvalue(), ready)
 
 
 def load_model(path: Path) -> SavedModel:

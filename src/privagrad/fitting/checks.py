@@ -16,6 +16,7 @@ from privagrad.queries.categories import PURPOSE as CATEGORIES
 from privagrad.queries.categories import categories_event, threshold
 
 _LEAST_ROWS = 10
+_LONGEST_NAME = 255
 _MOST_NOISE = 1.0
 """Noise in the mean gradient of all steps, over the bound on a row's gradient: no mean is larger
 than the bound."""
@@ -25,6 +26,11 @@ _WEAK_EPSILON, _WEAK_DELTA = 10.0, 1e-3
 
 def require_writable(path: Path) -> None:
     """Refuse a file that cannot be written."""
+    if len(os.fsencode(path.name)) > _LONGEST_NAME:
+        raise ValueError(
+            f"Expected a file name of at most {_LONGEST_NAME} bytes, found one of "
+            f"{len(os.fsencode(path.name))}. Give a shorter one."
+        )
     if path.is_dir():
         raise ValueError(f"Expected a file to write, found the folder {path}. Give another path.")
     if not (path.parent.is_dir() and os.access(path.parent, os.W_OK)):

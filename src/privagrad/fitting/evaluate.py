@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -30,6 +31,9 @@ from privagrad.privacy.releases import Releases
 from privagrad.queries.categories import PURPOSE as CATEGORIES
 from privagrad.queries.evaluation import EVALUATION, Predicted, evaluate, evaluate_exactly
 from privagrad.queries.figures import Evaluation
+
+_MOST_NOISE = 0.1
+"""In the share of a class, in standard deviations: figures with more noise say nothing."""
 
 
 @dataclass(frozen=True)
@@ -87,6 +91,13 @@ def prepare_evaluation(request: EvaluationRequest) -> PreparedEvaluation:
     delta = request.delta or (account.delta if account else default_delta(table.n))
     validate.delta_of(delta, table.n)
     plan = _plan(request.epsilon, delta)
+    least = plan.noise_multiplier / _MOST_NOISE
+    if table.n < least:
+        raise ValueError(
+            f"Expected at least {math.ceil(least)} rows for a private evaluation at epsilon "
+            f"{request.epsilon:g}, found {table.n}: noise would hide everything. Give more rows or "
+            "a larger epsilon. Nothing was spent."
+        )
     return PreparedEvaluation(request, rows, delta, plan, account, content)
 
 

@@ -33,18 +33,24 @@ class FittedTable:
 def finish(job: PreparedFit, fitted: FittedTable, out: Path | None = None) -> SavedModel:
     """Score the test table, report the releases to the ledger, write the model.
 
-    The model is written even if its scores cannot be computed: it is paid for. The ledger comes
-    just before the file, so that hardly any kill leaves a finished run without its model.
+    The model is written even if its scores cannot be computed: it is paid for. The ledger is told
+    when the disk has room for the file, just before it is written: neither a full disk nor hardly
+    any kill leaves a finished run without its model, and a run that was given back leaves no model.
     """
-    saved = saved_model(job, fitted)
+    saved, ledger, run = saved_model(job, fitted), job.settings.ledger, fitted.run
+
+    def tell_ledger() -> None:
+        if run is not None and ledger is not None:
+            ledger.finish(run, fitted.model.privacy.events)
+
     try:
         if job.test is not None:
             saved = with_scores(saved, job.test, job.test_name)
     finally:
-        if fitted.run is not None and job.settings.ledger is not None:
-            job.settings.ledger.finish(fitted.run, fitted.model.privacy.events)
-        if out is not None:
-            save_model(saved, out)
+        if out is None:
+            tell_ledger()
+        else:
+            save_model(saved, out, tell_ledger)
     return saved
 
 
