@@ -369,6 +369,7 @@ def test_a_second_private_fit_of_the_same_rows_warns_once():
     assert "2 private fits" in told
     assert "ledger=" in told
     assert not warned(model, X)
+    assert not warned(clone(model).set_params(bounds=(-1, 1)), X)
     assert len(warned(model, csr_array(other))) == 0, "another buffer"
     assert len(warned(model, other)) == 1
 
