@@ -20,7 +20,7 @@ from sklearn.model_selection import GridSearchCV, cross_val_score
 import privagrad as pg
 from privagrad.data.models import load_model as load_saved
 from privagrad.data.schema import Column, Schema, template
-from privagrad.fitting import FitRequest, prepare, run
+from privagrad.fitting import EvaluationRequest, FitRequest, prepare, prepare_evaluation, run
 from privagrad.linear import Choices
 from privagrad.privacy.ledger import BudgetError, Ledger
 from privagrad.privacy.mechanism import GaussianSum
@@ -369,6 +369,7 @@ def test_a_second_private_fit_of_the_same_rows_warns_once():
     assert "2 private fits" in told
     assert "ledger=" in told
     assert not warned(model, X)
+    assert not warned(clone(model).set_params(bounds=(-1, 1)), X)
     assert len(warned(model, csr_array(other))) == 0, "another buffer"
     assert len(warned(model, other)) == 1
 
@@ -528,3 +529,10 @@ def test_arrays_need_no_polars(tmp_path):
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.stdout.strip() == "fine", done.stderr
+
+
+def test_private_evaluations_count_rows_with_blanks(tmp_path):
+    model = from_file(tmp_path, SCHEMA)
+    asked = EvaluationRequest(model, tmp_path / "people.csv", epsilon=1.0, seed=0)
+    assert people()["age"].null_count() > 0
+    assert prepare_evaluation(asked).rows.known.all()

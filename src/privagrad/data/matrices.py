@@ -22,12 +22,13 @@ class MatrixTable(Table):
     """Finite numbers in memory: the schema holds the target alone.
 
     `edges` are public bounds (low, high) of the columns, infinite where none is known. The entries
-    of `data` are within them.
+    of `data` are within them; `given` are the entries before.
     """
 
     data: DenseRows | SparseRows
     names: tuple[str, ...] | None = None
     edges: tuple[Vector, Vector] | None = None
+    given: DenseRows | SparseRows | None = None
 
     public_columns: ClassVar[str] = "the columns' number, names and given bounds"
 
@@ -70,12 +71,13 @@ class MatrixTable(Table):
 
     def within(self, edges: tuple[Vector, Vector] | None) -> MatrixTable:
         """The same table with every entry clipped to public bounds."""
-        return replace(self, data=_clipped(self.data, edges), edges=edges) if edges else self
+        if edges is None:
+            return self
+        return replace(self, data=_clipped(self.data, edges), edges=edges, given=self.data)
 
     def buffers(self) -> list[NDArray[Any]]:
-        if isinstance(self.data, DenseRows):
-            return [self.data.array]
-        return [self.data.data, self.data.indices]
+        rows = self.data if self.given is None else self.given
+        return [rows.array] if isinstance(rows, DenseRows) else [rows.data, rows.indices]
 
 
 def _clipped(

@@ -1,4 +1,4 @@
-"""What all estimators share: one private fit, one model, coefficients in original units."""
+"""What all estimators share: one private fit of a table, with the parameters as settings."""
 
 from __future__ import annotations
 
@@ -6,61 +6,44 @@ import math
 from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
-from sklearn.base import BaseEstimator
-from sklearn.utils.validation import check_is_fitted
 
 from privagrad._internal import validate
 from privagrad._internal.validate import Vector
 from privagrad.data.matrices import MatrixTable
-from privagrad.data.memory import encode_frame, open_frame, with_target
-from privagrad.data.models import SavedModel, load_model, save_model
+from privagrad.data.memory import open_frame, with_target
 from privagrad.data.schema import Column, Schema
 from privagrad.data.tables import Table
 from privagrad.estimators import _labels
+from privagrad.estimators._fitted import ARRAY, FittedEstimator
 from privagrad.estimators._repeats import warn_of_repeated_fit
 from privagrad.estimators._tables import (
     BoundsLike,
     Given,
-    SchemaLike,
     bounded_schema,
     edges_of,
     matrix_table,
     name_of,
-    read_rows,
     read_xy,
     schema_of,
 )
 from privagrad.fitting import (
     FitSettings,
     PreparedFit,
-    exact_figures,
     prepare_table,
-    require_test_rows,
-    require_writable,
     run,
 )
 from privagrad.fitting.request import with_classes
-from privagrad.glm.losses import Loss
-from privagrad.glm.rows import DenseRows, SparseRows, as_rows
 from privagrad.linear import Choices, Solver
-from privagrad.privacy.accounting import PrivacyReport
-from privagrad.privacy.codec import from_json
-from privagrad.privacy.ledger import Ledger
 from privagrad.privacy.noise import Noise, RandomSource, RandomState, random_source
-from privagrad.queries.figures import Evaluation
-from privagrad.report.fit import write_fit_report
 
-LedgerLike = Ledger | Path | str | None
-_ARRAY = "array"
 _NOT_KEPT = ("schema", "ledger", "dataset", "random_state", "verbose")
 
 
-class PrivateLinearEstimator(BaseEstimator):  # type: ignore[misc]
+class PrivateLinearEstimator(FittedEstimator):
     """A linear model fitted under differential privacy; subclasses name the loss."""
 
     epsilon: float
@@ -75,14 +58,8 @@ class PrivateLinearEstimator(BaseEstimator):  # type: ignore[misc]
     verbose: bool | None
     # Of estimators that were pickled without them:
     noise: Noise = "gaussian"
-    schema: SchemaLike = None
-    ledger: LedgerLike = None
-    dataset: str | None = None
     evaluate: bool = False
     target_bounds: BoundsLike = None
-
-    _losses: ClassVar[tuple[str, ...]]
-    """What model files call the loss."""
 
     def _assign(self, parameters: dict[str, Any]) -> None:
         """Set the parameters of a constructor, given its `locals()`."""
@@ -95,11 +72,6 @@ class PrivateLinearEstimator(BaseEstimator):  # type: ignore[misc]
         tags.input_tags.sparse = True
         tags.input_tags.allow_nan = self.schema is not None
         return tags
-
-    @property
-    @abstractmethod
-    def _loss(self) -> Loss:
-        """The loss that is minimised: with two classes, where there are classes."""
 
     @property
     def _squares(self) -> Solver | None:
@@ -117,10 +89,6 @@ class PrivateLinearEstimator(BaseEstimator):  # type: ignore[misc]
     @abstractmethod
     def _class_weights(self, labels: NDArray[Any] | None) -> Vector | Literal["balanced"] | None:
         """The weights of the classes in the order of these labels; None: not known yet."""
-
-    @abstractmethod
-    def _take(self, model: SavedModel) -> None:
-        """Set the fitted attributes that depend on the kind of the target."""
 
     @abstractmethod
     def _row_scores(self, given: Given) -> NDArray[np.float64]:
@@ -194,11 +162,7 @@ class PrivateLinearEstimator(BaseEstimator):  # type: ignore[misc]
 
     def _settings(self, labels: NDArray[Any] | None) -> FitSettings:
         """The parameters, checked, for a target of these labels; None: not known yet."""
-        ledger: Ledger | None = None
-        if self.dataset is not None:
-            ledger = self.ledger if isinstance(self.ledger, Ledger) else Ledger(self.ledger)
-        elif self.ledger is not None:
-            raise ValueError("Expected dataset=NAME, the budget to charge, with ledger=.")
+        ledger = self._ledger
         return FitSettings(
             validate.positive("epsilon", self.epsilon, allow_inf=True), self._loss,
             None if self.delta is None else validate.delta_of(self.delta), self._squares,
@@ -220,7 +184,7 @@ class PrivateLinearEstimator(BaseEstimator):  # type: ignore[misc]
         model = run(job, progress=self.verbose)
         about: dict[str, Any] = {"parameters": self._parameters()}
         if isinstance(job.table, MatrixTable):
-            about |= {"input": _ARRAY, "named": job.table.names is not None}
+            about |= {"input": ARRAY, "named": job.table.names is not None}
         if model.classes is not None:
             about |= _labels.as_json(labels_of(model.classes))
         return self._keep(replace(model, made={**model.made, **about}))
@@ -232,114 +196,6 @@ class PrivateLinearEstimator(BaseEstimator):  # type: ignore[misc]
             for name, value in self.get_params(deep=False).items()
             if name not in _NOT_KEPT and isinstance(value, (bool, int, float, str))
         }
-
-    def _keep(self, model: SavedModel) -> Self:
-        """Set the fitted attributes: all of them come from the model."""
-        self.model_, self.privacy_ = model, _report(model)
-        self.n_iter_ = int(model.made["steps"])
-        # A test table's figures alone are no evaluation of the rows.
-        private = {key: value for key, value in model.evaluation.items() if key != "test"}
-        self.evaluation_ = Evaluation.read(private) if private else None
-        self._take(model)
-        return self
-
-    def save(self, path: Path | str) -> None:
-        """Write the model to a file, which holds no pickle: see `privagrad.load_model`."""
-        check_is_fitted(self)
-        require_writable(Path(path))
-        save_model(self.model_, Path(path))
-
-    @classmethod
-    def load(cls, path: Path | str) -> Self:
-        """The fitted estimator of a model file, of an estimator or of ``privagrad fit``."""
-        model = load_model(Path(path))
-        if model.loss not in cls._losses:
-            raise ValueError(
-                f"Expected a model of {cls.__name__}, found the loss {model.loss!r}. Load it with "
-                "privagrad.load_model."
-            )
-        return cls._of(model)
-
-    @classmethod
-    def _of(cls, model: SavedModel) -> Self:
-        """The fitted estimator of a model."""
-        known, made = set(cls._get_param_names()), model.made
-        told = {"epsilon": model.privacy["epsilon"], "delta": model.privacy["delta"]}
-        if model.loss in ("quantile", "huber"):
-            told |= dict.fromkeys(("quantile", "bend"), made.get("loss_parameter"))
-        told |= made.get("parameters", {})
-        framed = model.schema is not None and made.get("input") != _ARRAY
-        told["schema"] = model.schema if framed else None
-        estimator = cls(**{name: value for name, value in told.items() if name in known})
-        names = model.features
-        if framed and model.schema is not None:
-            names = [column.name for column in model.schema.features]
-        if framed or made.get("named"):
-            estimator.feature_names_in_ = np.array(names, dtype=object)
-        estimator.n_features_in_ = len(names)
-        return estimator._keep(model)
-
-    def report(self, path: Path | str) -> None:
-        """Write one HTML file about the model, what it cost and the budget that was charged."""
-        check_is_fitted(self)
-        require_writable(Path(path))
-        name, account = self.model_.made["dataset"], None
-        if name is not None and name == self.dataset:
-            ledger = self.ledger if isinstance(self.ledger, Ledger) else Ledger(self.ledger)
-            account = ledger.account(name)
-        write_fit_report(Path(path), self.model_, account)
-
-    def evaluate_on(self, X: Any, y: Any) -> Evaluation:
-        """Exact figures on other rows. They are NOT private, and charged to no budget.
-
-        Parameters
-        ----------
-        X : array, CSR matrix or data frame of shape (n, d)
-            Rows with the columns of the fit, which were not fitted.
-        y : array of shape (n,)
-            Their targets.
-        """
-        check_is_fitted(self)
-        model, regression = self.model_, self._loss.regression
-        if (schema := self._frame_schema) is not None:
-            table: Table = open_frame(X, y, schema, double=True)
-        else:
-            rows, targets = read_xy(self, X, y, regression=regression, reset=False)
-            column, classes = Column("y"), model.classes
-            if classes is not None:
-                column = Column("y", "category", categories=tuple(classes))
-                targets = _labels.codes_of(targets, classes, sparse=model.schema is None)
-            table = matrix_table(self, rows, np.asarray(targets, dtype=np.float64), column)
-        require_test_rows(table, "y", stated=not regression)
-        return exact_figures(model, table)
-
-    @property
-    def _frame_schema(self) -> Schema | None:
-        """The schema by which rows are encoded; None: they are arrays."""
-        model: SavedModel | None = getattr(self, "model_", None)
-        return None if model is None or model.made.get("input") == _ARRAY else model.schema
-
-    def _margins(self, rows: DenseRows | SparseRows) -> NDArray[np.float64]:
-        # Row by row: the score of one row of a private search must not depend on the others.
-        return np.asarray(rows.margins(self.coef_.T) + self.intercept_)
-
-    def _margins_of(self, X: Any) -> NDArray[np.float64]:
-        check_is_fitted(self)
-        if (schema := self._frame_schema) is None:
-            return self._margins(read_rows(self, X))
-        return self._margins(as_rows(self.model_.filled(encode_frame(X, schema))))
-
-
-def _report(model: SavedModel) -> PrivacyReport:
-    """What a model cost."""
-    told = model.privacy
-    sampling = told["sampling"]
-    return PrivacyReport(
-        told["epsilon"], told["delta"], told["relation"],
-        None if sampling == "all rows in every step" else sampling, told["accountant"],
-        tuple(from_json(event) for event in told["events"]), told["seeded"],
-        noise=told.get("noise", "gaussian"),
-    )  # fmt: skip
 
 
 def _kind_of(y: Any) -> str:

@@ -65,4 +65,9 @@ def from_json(made: Mapping[str, Any], classes: list[str]) -> NDArray[Any]:
     """The labels of a model's file, in the order of its classes."""
     if "labels" not in made:
         return np.array(classes)
-    return np.array(made["labels"], dtype=np.dtype(made["label_dtype"]))
+    labels = np.array(made["labels"], dtype=np.dtype(made["label_dtype"]))
+    if labels.shape != (len(classes),):
+        raise ValueError(
+            f"Expected {len(classes)} labels in the model's file, found {labels.size}."
+        )
+    return labels

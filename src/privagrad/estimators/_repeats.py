@@ -29,5 +29,5 @@ def warn_of_repeated_fit(table: Table) -> None:
             "so do those of further ones. State a budget that is charged for each of them: "
             "ledger= and dataset=.",
             UserWarning,
-            stacklevel=3,
+            stacklevel=4,
         )

@@ -14,7 +14,8 @@ from privagrad._internal import validate
 from privagrad._internal.validate import Vector
 from privagrad.data.models import SavedModel
 from privagrad.data.schema import Column
-from privagrad.estimators._base import LedgerLike, PrivateLinearEstimator
+from privagrad.estimators._base import PrivateLinearEstimator
+from privagrad.estimators._fitted import LedgerLike
 from privagrad.estimators._labels import class_column, from_json
 from privagrad.estimators._tables import BoundsLike, Given, SchemaLike, edges_of
 from privagrad.glm.losses import Loss

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from privagrad._internal import validate
-from privagrad.estimators._base import LedgerLike
+from privagrad.estimators._fitted import LedgerLike
 from privagrad.estimators._tables import BoundsLike, SchemaLike
 from privagrad.estimators.linear import PrivateLinearRegressor
 from privagrad.fitting import SQUARED

@@ -141,7 +141,7 @@ class PrivateSearch(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
         run = calibrated_run(candidates, float(self.mean_runs), epsilon, delta)
         warn_if_hopeless(train.y.size, run.epsilon, run.fit.relative_noise)
         if not source.seeded:
-            warn_of_repeated_fit(replace(candidates[0].table, data=given.rows, y=np.zeros(n)))
+            warn_of_repeated_fit(replace(candidates[0].table, given=given.rows, y=np.zeros(n)))
         best: tuple[float, dict[str, Any], Any] = (-math.inf, {}, None)
         # Whatever a run prints or warns of would tell how many runs there are.
         with warnings.catch_warnings():

@@ -82,7 +82,9 @@ def require_test_rows(test: Table, name: str, *, stated: bool) -> None:
 def require_known_weights(table: Table, settings: FitSettings) -> None:
     """Refuse weights of classes for which the plan would depend on classes yet to be found."""
     weights, unknown = settings.class_weights, table.target.name in table.counts
-    if weights is not None and unknown and (weights != "balanced" or settings.loss.name == "hinge"):
+    if weights is None or not unknown:
+        return
+    if not isinstance(weights, str) or settings.loss.name == "hinge":
         raise ValueError(
             "Expected stated classes for these weights of classes, found classes that are to be "
             "discovered. State them, in the schema or with --classes (classes=). Nothing was spent."
