@@ -685,7 +685,7 @@ def test_a_full_disk_leaves_no_finished_run_without_its_model(tmp_path, monkeypa
     ledger = Ledger(tmp_path / "ledger.db")
     ledger.create("rows", 2.0, 1e-5)
     job = prepare(request(tmp_path, dataset="rows", ledger=ledger))
-    kept = []
+    kept: list[bytes] = []
     real = os.fsync
 
     def full(descriptor: int) -> None:

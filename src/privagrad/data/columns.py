@@ -6,7 +6,7 @@ import calendar
 import difflib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Literal, get_args
+from typing import Literal, Self, get_args
 
 Kind = Literal["number", "category", "date", "duration", "ignore"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
@@ -23,6 +23,7 @@ DATE_PARTS: Mapping[str, tuple[str, ...]] = {
 }
 """What a date is read as: days since 1970 as a number, and categories."""
 
+_BOOLEANS = {"false": ("no", "f", "n", "off", "0"), "true": ("yes", "t", "y", "on", "1")}
 _USUAL_PARTS = ("days", "month", "weekday")
 
 
@@ -60,6 +61,27 @@ class Column:
     aliases: Mapping[str, str] = field(default_factory=dict)
     format: str | None = None
     parts: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.kind not in KINDS:
+            raise ValueError(
+                f"Expected a kind of column {self.name!r} among {', '.join(KINDS)}, found "
+                f"{self.kind!r}. For true and false: Column.boolean(name)."
+            )
+
+    @classmethod
+    def boolean(cls, name: str, aliases: Mapping[str, str] | None = None) -> Self:
+        """A category that is true or false, in the usual spellings."""
+        spelled = {
+            spelling: value
+            for value, others in _BOOLEANS.items()
+            for text in (value, *others)
+            for spelling in (text, text.upper(), text.capitalize())
+            if spelling != value
+        }
+        return cls(
+            name, "category", categories=tuple(_BOOLEANS), aliases=spelled | dict(aliases or {})
+        )
 
     @property
     def bounded(self) -> bool:

@@ -39,7 +39,6 @@ __all__ = [
 ]
 
 _FILE = ("separator", "header", "blanks", "encoding", "decimal", "thousands", "sheet")
-_BOOLEANS = {"false": ("no", "f", "n", "off", "0"), "true": ("yes", "t", "y", "on", "1")}
 _WHOLE_DATE = re.compile(r"%[YyFDs]")
 _KIND_HELP = "number, category, boolean, date, duration or ignore"
 
@@ -143,21 +142,11 @@ def _column(given: Any, number: int, problems: list[str]) -> Column:
         aliases = {}
     texts = {str(key): str(value) for key, value in aliases.items()}
     if kind == "boolean":
-        kind, categories, texts = "category", tuple(_BOOLEANS), {**_boolean_aliases(), **texts}
+        boolean = Column.boolean(str(name), texts)
+        kind, categories, texts = boolean.kind, boolean.categories, dict(boolean.aliases)
     written = _format(entry.get("format"), kind, where, problems)
     parts = _parts(entry.get("parts", []), kind, where, problems)
     return Column(str(name), kind, low, high, missing, categories, texts, written, parts)
-
-
-def _boolean_aliases() -> dict[str, str]:
-    """Usual spellings of true and false, in small and in capital letters."""
-    return {
-        spelled: value
-        for value, others in _BOOLEANS.items()
-        for text in (value, *others)
-        for spelled in (text, text.upper(), text.capitalize())
-        if spelled != value
-    }
 
 
 def _format(given: Any, kind: str, where: str, problems: list[str]) -> str | None:

@@ -5,12 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 from privagrad.data.models import SavedModel
+from privagrad.data.tables import Table
 from privagrad.fitting.budget import reserve
 from privagrad.fitting.checks import require_writable
 from privagrad.fitting.plan import PreparedFit
 from privagrad.fitting.pose import pose
 from privagrad.fitting.save import FittedTable, finish
-from privagrad.linear import run_fit
+from privagrad.linear import Plan, Problem, run_fit
 from privagrad.privacy.noise import random_source
 from privagrad.privacy.releases import Releases
 from privagrad.queries.categories import categories_event, discover, threshold
@@ -24,18 +25,28 @@ def run(job: PreparedFit, out: Path | None = None, progress: bool | None = None)
     """
     if out is not None:
         require_writable(out)
-    run_name = _reserve(job)
     source = random_source(job.settings.random_state, job.settings.noise)
     releases = Releases(job.privacy, source, job.delta)
-    table = job.table
     if job.discovers:
-        table = table.with_categories(_discover(job, releases))
+        run_name = _reserve(job)
+        table = job.table.with_categories(_discover(job, releases))
+        problem, plan = _posed(job, table)
+    else:
+        # What cannot be encoded fails before anything is spent.
+        table = job.table
+        problem, plan = _posed(job, table)
+        run_name = _reserve(job)
+    model = run_fit(problem, plan, releases, progress)
+    return finish(job, FittedTable(table, plan, model, run_name), out)
+
+
+def _posed(job: PreparedFit, table: Table) -> tuple[Problem, Plan]:
+    """The problem of a table all of whose categories are known, and its plan."""
     problem = pose(table, job.settings, discovered=job.discovers)
     plan = job.plan(problem.facts)
     if plan.privacy != job.privacy:
         raise RuntimeError("Expected the releases that were planned, found others.")
-    model = run_fit(problem, plan, releases, progress)
-    return finish(job, FittedTable(table, plan, model, run_name), out)
+    return problem, plan
 
 
 def _reserve(job: PreparedFit) -> str | None:
