@@ -411,6 +411,28 @@ def test_a_search_refuses_what_it_cannot_charge(option):
         search.fit(X, y)
 
 
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda y: pd.Series(y, dtype="Int64"),
+        lambda y: pd.Series(y).astype("category"),
+        lambda y: pl.Series(y),
+        lambda y: pl.Series(y).to_arrow(),
+        lambda y: pl.Series([None, *y[1:].tolist()]),
+        lambda y: [None, *y[1:].tolist()],
+    ],
+)
+def test_labels_of_every_library_keep_their_type(make):
+    """Also where some are missing, which must not show in the type."""
+    frame, schema = people(), Schema(COLUMNS)
+    y = (frame["label"] == "yes").to_numpy().astype(int)
+    model = pg.PrivateLogisticRegression(4.0, schema=schema, random_state=0, steps=10)
+    model.fit(frame, make(y))
+    assert model.classes_.tolist() == [0, 1]
+    assert model.classes_.dtype.kind == "i"
+    assert (model.predict(frame) == y).mean() > 0.7
+
+
 def test_files_of_the_command_are_estimators(tmp_path):
     file = from_file(tmp_path, SCHEMA)
     model = pg.load_model(tmp_path / "file.model")

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from privagrad._internal import validate
 from privagrad._internal.validate import Vector
 from privagrad.data.matrices import MatrixTable
-from privagrad.data.memory import open_frame, with_target
+from privagrad.data.memory import as_series, open_frame, with_target
 from privagrad.data.schema import Column, Schema
 from privagrad.data.tables import Table
 from privagrad.estimators import _labels
@@ -199,13 +199,13 @@ class PrivateLinearEstimator(FittedEstimator):
 
 
 def _kind_of(y: Any) -> str:
-    """The kind of NumPy's types that labels of this column have."""
-    dtype = getattr(y, "dtype", None)
-    if isinstance(dtype, np.dtype):
-        return dtype.kind
-    if dtype is None and hasattr(y, "to_numpy"):
-        return str(np.asarray(y.to_numpy(zero_copy_only=False)).dtype.kind)
-    return str(np.asarray(y).dtype.kind)
+    """The kind of NumPy's types that labels of this column have, from its type alone."""
+    dtype = as_series("y", y).dtype
+    if dtype.is_integer():
+        return "i"
+    if dtype.is_float():
+        return "f"
+    return "b" if str(dtype) == "Boolean" else "U"
 
 
 def _seed(random_state: Any) -> Any:
