@@ -2,6 +2,7 @@
 
 import csv
 import io
+import traceback
 from collections import Counter
 from contextlib import contextmanager
 from dataclasses import replace
@@ -411,10 +412,41 @@ def test_whatever_bytes_there_are_no_other_error_comes_out(tmp_path_factory, dat
         read_table(path, "a")
 
 
+SECRETS = {
+    "an open quote": ("t.csv", 'a,b,y\n1,2,3\n"SECRET unterminated,3,1\n4,5,6\n', "from line 3 on"),
+    "an open quote in the first row": ("t.csv", 'a,b,y\n"SECRET,3,1\n', "from line 2 on"),
+    "text after a quote": ("t.csv", 'a,b,y\n1,"x\ny",3\n"a"SECRET,3,1\n', "from line 4 on"),
+    "a ragged line": ("t.csv", "a,b,y\n1,2,3\n4,SECRET,5,6\n", "more cells in line 3"),
+    "a ragged line with utf8 in it": ("t.csv", "a,b,y\n1,SECRET,utf8,5\n", "more cells in line 2"),
+    "no Parquet": ("t.parquet", "SECRET", "a Parquet file"),
+    "no Arrow": ("t.arrow", "SECRET", "an Arrow file"),
+    "no LIBSVM": ("t.libsvm", "+1 1:2\n-1 SECRET:2\n", "line 2"),
+    "a duration": ("t.csv", "a,b,y\n1,2 min,3\n1,٤٥٦٧٨٩ min,3\n", "durations like.*line 3"),
+    "a clock": ("t.csv", "a,b,y\n1,2,3\n1,٤:05:06,3\n", "durations like"),
+}
+
+
+@pytest.mark.parametrize("name", SECRETS)
+def test_errors_quote_no_cell(tmp_path, name):
+    """Nor does their traceback."""
+    ending, text, message = SECRETS[name]
+    path = tmp_path / ending
+    path.write_text(text, encoding="utf-8")
+    schema = Schema((Column("a"), Column("b", "duration"), Column("y")), "y")
+    if name not in ("a duration", "a clock"):
+        schema = schema.with_columns([Column("b")])
+    with pytest.raises(ValueError, match=message) as refused:
+        read_table(path, "y") if ending == "t.libsvm" else open_table(path, schema)
+    told = "".join(traceback.format_exception(refused.value, limit=0))
+    assert told.count("Error") == 1
+    assert "SECRET" not in told
+    assert "٤" not in told
+
+
 def test_libsvm_files_are_utf8(tmp_path):
     path = tmp_path / "rows.libsvm"
     path.write_bytes(b"+1 1:2 # caf\xe9\n")
-    with pytest.raises(ValueError, match=r"in line 1 of rows.libsvm, found '\(bytes that are no"):
+    with pytest.raises(ValueError, match=r"UTF-8 text in rows.libsvm"):
         read_table(path)
 
 

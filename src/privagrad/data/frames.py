@@ -66,7 +66,7 @@ def infer_schema(
         first = _first_line(text, separator)
         named = header is not False
         names = _header(first, path) if named else [f"column{k}" for k in range(1, len(first) + 1)]
-        with _plain_errors(text):
+        with _plain_errors(text, separator):
             rows = _scan_text(text, separator, named, names).head(_TYPED_ROWS).collect()
     if header is None:
         _require_evident_header(rows, path)
@@ -93,7 +93,7 @@ def columns_of(path: Path, schema: Schema) -> list[str]:
     with ExitStack() as stack:
         if ending_of(path) not in FRAMES:
             path = stack.enter_context(plain_text(path, schema))
-        with _plain_errors(path):
+        with _plain_errors(path, schema.separator):
             return _scan(path, schema)[1]
 
 
@@ -102,7 +102,7 @@ def frames(path: Path, schema: Schema, wanted: list[str]) -> Iterator[pl.DataFra
     with ExitStack() as stack:
         if ending_of(path) not in FRAMES:
             path = stack.enter_context(plain_text(path, schema))
-        stack.enter_context(_plain_errors(path))
+        stack.enter_context(_plain_errors(path, schema.separator))
         frame, names = _scan(path, schema)
         for name in wanted:
             if name not in names:
@@ -177,17 +177,52 @@ def require_table(path: Path) -> None:
 
 
 @contextmanager
-def _plain_errors(path: Path) -> Iterator[None]:
-    """Errors of Polars as ours, in one line."""
+def _plain_errors(path: Path, separator: str = ",") -> Iterator[None]:
+    """Errors of Polars as ours. Theirs may quote cells, so nothing of their text is passed on."""
     try:
         yield
     except FileNotFoundError:
         raise
-    except (polars().exceptions.PolarsError, OSError) as error:
-        told = (str(error).strip() or "nothing that can be read").splitlines()[0][:200]
-        if "utf-8" in told.lower() or "utf8" in told.lower():
-            raise undecodable(path, "UTF-8") from error
-        raise ValueError(f"Expected a table in {path.name}, found: {told}") from error
+    except OSError as error:
+        if error.strerror is None:
+            raise _unreadable(path, separator) from None
+        raise ValueError(
+            f"Expected a file that can be read, found {path.name}: {error.strerror}."
+        ) from None
+    except polars().exceptions.PolarsError as error:
+        if str(error).lower().startswith(("invalid utf-8", "invalid utf8")):
+            raise undecodable(path, "UTF-8") from None
+        raise _unreadable(path, separator) from None
+
+
+def _unreadable(path: Path, separator: str) -> ValueError:
+    """What is wrong with a file that is no table, without any of its cells."""
+    ending = ending_of(path)
+    if ending in FRAMES:
+        return ValueError(
+            f"Expected {'a Parquet' if ending == '.parquet' else 'an Arrow'} file in {path.name}, "
+            "found one that is damaged or of another kind: write it again."
+        )
+    return ValueError(f"Expected a table in {path.name}, found {_first_fault(path, separator)}.")
+
+
+def _first_fault(path: Path, separator: str) -> str:
+    """The first line that is no row of a text file, and why."""
+    line = 1
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            rows = csv.reader(file, delimiter=separator, strict=True)
+            width = len(next(rows, []))
+            line = 1 + rows.line_num
+            for row in rows:
+                if len(row) > width:
+                    return f"more cells in line {line} than in the first one, which has {width}"
+                line = 1 + rows.line_num
+    except UnicodeDecodeError:
+        pass
+    except csv.Error:
+        return f"a cell from line {line} on whose quotes do not close, or not at its end"
+    return "lines that are no rows"
 
 
 def _other_separator(names: list[str]) -> str:
@@ -214,10 +249,12 @@ def _first_line(path: Path, separator: str) -> list[str]:
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
             cells = next(csv.reader(file, delimiter=separator), None)
-    except UnicodeDecodeError as error:
-        raise undecodable(path, "UTF-8") from error
-    except csv.Error as error:
-        raise ValueError(f"Expected a table in {path.name}, found: {error}.") from error
+    except UnicodeDecodeError:
+        raise undecodable(path, "UTF-8") from None
+    except csv.Error:
+        raise ValueError(
+            f"Expected a table in {path.name}, found a first line that cannot be read."
+        ) from None
     if not cells or not any(cell.strip() for cell in cells):
         raise ValueError(f"Expected a table in {path.name}, found no first line.")
     if len(cells) > _WIDEST:

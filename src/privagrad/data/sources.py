@@ -53,8 +53,8 @@ def _write_text(path: Path, packed: bool, encoding: str, copy: Path) -> None:
         with source, copy.open("w", encoding="utf-8", newline="") as target:
             while piece := source.read(_CHARACTERS):
                 target.write(piece)
-    except UnicodeError as error:
-        raise undecodable(path, encoding) from error
+    except UnicodeError:
+        raise undecodable(path, encoding) from None
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise ValueError(
             f"Expected a whole gzip file in {path.name}, found one that is cut off or damaged: "

@@ -12,11 +12,16 @@ SECONDS_OF_DAY = 86_400.0
 _DATES = ("%Y-%m-%d", "%Y/%m/%d", "%d.%m.%Y", "%d %b %Y", "%d %B %Y", "%b %d, %Y", "%B %d, %Y")
 _TIMES = ("", " %H:%M:%S%.f", " %H:%M")
 _DEFAULT = tuple(day + time for day, time in product(_DATES, _TIMES))
-_OFFSET = r"(:\d\d(?:\.\d+)?)\s*(?:Z|UTC|[+-]\d\d:?\d\d)$"
+_OFFSET = r"(:[0-9]{2}(?:\.[0-9]+)?)\s*(?:Z|UTC|[+-][0-9]{2}:?[0-9]{2})$"
 """A time zone after a time: hours and weekdays are those of the clock on the wall."""
 
+_T = r"^([0-9]{4}-[0-9]{1,2}-[0-9]{1,2})T([0-9])"
+"""Between the day and the time of ISO 8601."""
+
+_ISO = r"^[0-9]{4}-[0-9]{2}-[0-9]{2}(?:[T ][0-9]{2}:[0-9]{2}.*)?$"
+
 _UNITS = {"w": 7 * SECONDS_OF_DAY, "d": SECONDS_OF_DAY, "h": 3600.0, "m": 60.0, "s": 1.0}
-_AMOUNT = r"\d+(?:\.\d+)?"
+_AMOUNT = r"[0-9]+(?:\.[0-9]+)?"
 _SPELLINGS = {
     "w": "w|weeks?", "d": "d|days?", "h": "h|hrs?|hours?", "m": "m|mins?|minutes?",
     "s": "s|secs?|seconds?",
@@ -25,8 +30,8 @@ _WORDS = r"[\s,]*".join(
     rf"(?:(?P<{unit}>{_AMOUNT})\s*(?:{names})\b)?" for unit, names in _SPELLINGS.items()
 )
 _DURATIONS = (
-    r"(?i)^(?P<sign>-)?(?:(?P<d>\d+)\s*(?:d|days?)[\s,]+)?(?P<h>\d+):(?P<m>[0-5]\d):"
-    r"(?P<s>[0-5]\d(?:\.\d+)?)$",
+    r"(?i)^(?P<sign>-)?(?:(?P<d>[0-9]+)\s*(?:d|days?)[\s,]+)?(?P<h>[0-9]+):(?P<m>[0-5][0-9]):"
+    r"(?P<s>[0-5][0-9](?:\.[0-9]+)?)$",
     rf"(?i)^(?P<sign>-)?{_WORDS}$",
     rf"^(?P<sign>-)?P(?:(?P<w>{_AMOUNT})W)?(?:(?P<d>{_AMOUNT})D)?"
     rf"(?:T(?:(?P<h>{_AMOUNT})H)?(?:(?P<m>{_AMOUNT})M)?(?:(?P<s>{_AMOUNT})S)?)?$",
@@ -41,7 +46,7 @@ def read_dates(texts: pl.Series, written: str | None = None) -> pl.Series:
     """
     if written is not None:
         return texts.str.to_datetime(written, strict=False, time_unit="us")
-    texts = texts.str.replace(_OFFSET, "${1}").str.replace(r"^(\d{4}-\d\d?-\d\d?)T(\d)", "$1 $2")
+    texts = texts.str.replace(_OFFSET, "${1}").str.replace(_T, "$1 $2")
     found = texts.str.to_datetime(_DEFAULT[0], strict=False, time_unit="us")
     for format_ in _DEFAULT[1:]:
         left = found.is_null() & texts.is_not_null()
@@ -69,7 +74,7 @@ def _seconds(texts: pl.Series, pattern: str) -> pl.Series:
 
     groups = texts.str.extract_groups(pattern).struct.unnest()
     units = [unit for unit in _UNITS if unit in groups.columns]
-    amounts = groups.select(pl.col(u).cast(pl.Float64) * _UNITS[u] for u in units)
+    amounts = groups.select(pl.col(u).cast(pl.Float64, strict=False) * _UNITS[u] for u in units)
     total = amounts.select(
         pl.when(pl.any_horizontal(pl.all().is_not_null())).then(pl.sum_horizontal(pl.all()))
     ).to_series()
@@ -79,5 +84,5 @@ def _seconds(texts: pl.Series, pattern: str) -> pl.Series:
 
 def looks_like_dates(texts: pl.Series) -> bool:
     """Whether all texts are dates as ISO 8601 writes them."""
-    iso = texts.str.contains(r"^\d{4}-\d\d-\d\d(?:[T ]\d\d:\d\d.*)?$").all()
+    iso = texts.str.contains(_ISO).all()
     return bool(len(texts)) and bool(iso) and not read_dates(texts).null_count()
