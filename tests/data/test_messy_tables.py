@@ -135,6 +135,51 @@ def test_a_column_that_is_never_blank_is_held_to_that(tmp_path):
         open_table(path, Schema((Column("a", missing=False), Column("y")), "y"))
 
 
+def features(path, names=("a", "b")):
+    """The features as they are predicted, and that fits read as many rows."""
+    columns = tuple(Column(name, missing=-1.0) for name in names)
+    parts = [part.X for part in chunks(path, Schema(columns), target=False)]
+    fitted = open_table(path, Schema((*columns, Column(names[0])), names[0])) if names[1:] else None
+    rows = np.concatenate(parts) if parts else np.empty((0, len(names)))
+    assert fitted is None or fitted.n == len(rows)
+    return rows.tolist()
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+@pytest.mark.parametrize(
+    ("lines", "rows"),
+    [
+        (["1,2", ",", "3,4"], [[1, 2], [-1, -1], [3, 4]]),
+        (["1,2", ",", ""], [[1, 2], [-1, -1]]),
+        (["1,2", ",", "", "", ""], [[1, 2], [-1, -1]]),
+        (["1,2", '"",""', " , ", "", ""], [[1, 2], [-1, -1], [-1, -1]]),
+        (["1,2", "", "3,4", ""], [[1, 2], [-1, -1], [3, 4]]),
+        (["", "1,2"], [[-1, -1], [1, 2]]),
+        ([",", ",", ""], [[-1, -1], [-1, -1]]),
+    ],
+)
+@pytest.mark.parametrize("chunk", [1, 50_000])
+def test_each_line_is_a_row_but_empty_ones_at_the_end(
+    tmp_path, monkeypatch, end, lines, rows, chunk
+):
+    """Blank cells leave no row out: predictions stand in the order of the file's rows."""
+    monkeypatch.setattr("privagrad.data.frames.CHUNK", chunk)
+    monkeypatch.setattr("privagrad.data.sources._CHARACTERS", 3)
+    path = tmp_path / "t.csv"
+    path.write_text(end.join(["a,b", *lines]), newline="")
+    assert features(path) == rows
+    path.write_text(end.join(["a", "1", "", "3", "", ""]), newline="")
+    assert features(path, ["a"]) == [[1], [-1], [3], [-1]]
+
+
+def test_a_row_of_nulls_is_a_row(tmp_path):
+    frame = pl.DataFrame({"a": [1, None, 3, None], "b": [2, None, 4, None]})
+    frame.write_parquet(tmp_path / "t.parquet")
+    assert features(tmp_path / "t.parquet") == [[1, 2], [-1, -1], [3, 4], [-1, -1]]
+    write_xlsx(tmp_path / "t.xlsx", {"one": [["a", "b"], [1, 2], [None, None], [3, 4], [None]]})
+    assert features(tmp_path / "t.xlsx") == [[1, 2], [-1, -1], [3, 4]]
+
+
 @pytest.mark.parametrize("text", ["1.5", "12.34", "1,2,3", "1.2345"])
 def test_numbers_in_another_way_than_stated_are_refused(tmp_path, text):
     path = tmp_path / "t.csv"

@@ -11,8 +11,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from privagrad.data._polars import polars
 from privagrad.data.inference import (
     not_blank,
@@ -23,7 +21,7 @@ from privagrad.data.inference import (
 )
 from privagrad.data.libsvm import is_libsvm
 from privagrad.data.schema import MISSING_MARKS, Schema, did_you_mean
-from privagrad.data.sources import EXCEL, ending_of, plain_text, undecodable
+from privagrad.data.sources import EXCEL, empty_lines_at_the_end, ending_of, plain_text, undecodable
 from privagrad.data.tables import CHUNK
 
 if TYPE_CHECKING:
@@ -98,7 +96,10 @@ def columns_of(path: Path, schema: Schema) -> list[str]:
 
 
 def frames(path: Path, schema: Schema, wanted: list[str]) -> Iterator[pl.DataFrame]:
-    """The wanted columns of all rows, some ten thousand rows at a time."""
+    """The wanted columns of all rows, some ten thousand rows at a time.
+
+    Every line of a text file is a row, whatever its cells, but for empty lines at its end.
+    """
     with ExitStack() as stack:
         if ending_of(path) not in FRAMES:
             path = stack.enter_context(plain_text(path, schema))
@@ -110,19 +111,22 @@ def frames(path: Path, schema: Schema, wanted: list[str]) -> Iterator[pl.DataFra
                     f"Expected the column {name!r} in {path.name}, found none."
                     f"{_other_separator(names) or did_you_mean(name, names)}"
                 )
-        for chunk in frame.collect_batches(chunk_size=CHUNK, maintain_order=True):
-            yield _without_blank_lines(chunk).select(wanted)
+        # In a file of one column an empty line is a row whose cell is blank.
+        text = ending_of(path) not in FRAMES and len(names) > 1
+        chunks = frame.collect_batches(chunk_size=CHUNK, maintain_order=True)
+        for chunk in _without_last(chunks, empty_lines_at_the_end(path) if text else 0):
+            yield chunk.select(wanted)
 
 
-def _without_blank_lines(chunk: pl.DataFrame) -> pl.DataFrame:
-    """Lines without any cell are no rows, unless there is one column."""
-    suspects = np.flatnonzero(chunk.to_series(0).is_null().to_numpy())
-    if chunk.width == 1 or not suspects.size:
-        return chunk
-    empty = [all(cell is None for cell in chunk.row(int(k))) for k in suspects]
-    kept = np.ones(len(chunk), dtype=bool)
-    kept[suspects[empty]] = False
-    return chunk.filter(kept)
+def _without_last(chunks: Iterator[pl.DataFrame], count: int) -> Iterator[pl.DataFrame]:
+    """All rows but the last `count` ones."""
+    held: pl.DataFrame | None = None
+    for chunk in chunks:
+        rows = chunk if held is None or held.is_empty() else held.vstack(chunk)
+        ready = max(len(rows) - count, 0)
+        if ready:
+            yield rows[:ready]
+        held = rows[ready:]
 
 
 def _scan(path: Path, schema: Schema) -> tuple[pl.LazyFrame, list[str]]:

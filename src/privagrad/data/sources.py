@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import os
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -60,6 +61,22 @@ def _write_text(path: Path, packed: bool, encoding: str, copy: Path) -> None:
             f"Expected a whole gzip file in {path.name}, found one that is cut off or damaged: "
             "copy or download it again. Nothing was spent."
         ) from error
+
+
+def empty_lines_at_the_end(path: Path) -> int:
+    """How many lines without any character a text file ends with."""
+    ends = 0
+    with path.open("rb") as file:
+        place = file.seek(0, os.SEEK_END)
+        while place:
+            size = min(place, _CHARACTERS)
+            place = file.seek(place - size)
+            block = file.read(size)
+            rest = block.rstrip(b"\r\n")
+            ends += block.count(b"\n", len(rest))
+            if rest:
+                break
+    return max(ends - 1, 0)
 
 
 def undecodable(path: Path, encoding: str) -> ValueError:
