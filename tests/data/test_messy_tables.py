@@ -128,6 +128,26 @@ def test_a_sheet_of_an_excel_file(tmp_path):
     assert [c.name for c in infer_schema(path, sheet="data").columns] == ["age", "city", "n"]
 
 
+def test_numbers_in_excel_keep_all_their_digits(tmp_path):
+    """Beside texts, dates and truth values, which stay what they are."""
+    path = tmp_path / "t.xlsx"
+    numbers = [2.5e-10, -1 / 3, 0.1 + 0.2, 1e-300, 3e37, 123456789.123456789, 7, -0.0]
+    others = ["007", "12.50", "x,y", "nan", True, 2.5e-10, 3, None]
+    when = datetime(2024, 1, 31, 22, 30)
+    lines = [[v, o, when] for v, o in zip(numbers, others, strict=True)]
+    write_xlsx(path, {"one": [["v", "o", "when"], *lines]})
+    found = infer_schema(path)
+    assert [c.kind for c in found.columns] == ["number", "category", "date"]
+    [part] = chunks(path, found, target=False, keep=["o"])
+    rows = part.X.toarray() if hasattr(part.X, "toarray") else part.X
+    assert rows[:, 0].tolist() == numbers
+    assert set(rows[:, part.names.index("when in days")]) == {19_753 + 22.5 / 24}
+    [kept] = part.kept
+    assert [str(cell).lower() for cell in kept] == [
+        "007", "12.50", "x,y", "nan", "true", "2.5e-10", "3", "none",
+    ]  # fmt: skip
+
+
 def test_a_column_that_is_never_blank_is_held_to_that(tmp_path):
     path = tmp_path / "t.csv"
     path.write_text("a,y\n1,1\n,2\n")

@@ -9,10 +9,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from privagrad.data._polars import polars
 from privagrad.data.schema import Schema, encoding_named
+
+if TYPE_CHECKING:
+    import polars as pl
 
 EXCEL = ".xlsx"
 _CHARACTERS = 2**20
@@ -98,16 +101,27 @@ def _write_sheet(path: Path, schema: Schema, copy: Path) -> None:
         ) from error
     try:
         book = fastexcel.read_excel(path)
-        sheet = book.load_sheet(
-            _sheet(book.sheet_names, schema.sheet, path), header_row=None, dtypes="string"
+        name = _sheet(book.sheet_names, schema.sheet, path)
+        texts, numbers = (
+            pl.DataFrame(book.load_sheet(name, header_row=None, dtypes=kind))
+            for kind in ("string", "float")
         )
-        frame = pl.DataFrame(sheet)
-    except fastexcel.FastExcelError as error:
+    except fastexcel.FastExcelError:
         raise ValueError(
             f"Expected an Excel file in {path.name}, found one that cannot be read: save it again "
             "as .xlsx, or as CSV. Nothing was spent."
-        ) from error
-    frame.write_csv(copy, separator=schema.separator, include_header=False)
+        ) from None
+    cells = [_exact(text, number) for text, number in zip(texts, numbers, strict=True)]
+    pl.DataFrame(cells).write_csv(copy, separator=schema.separator, include_header=False)
+
+
+def _exact(texts: pl.Series, numbers: pl.Series) -> pl.Series:
+    """Cells as texts, numbers with all their digits: as texts they come rounded to 9 decimals.
+
+    A text that reads as the number of its cell stays as it is, such as 007.
+    """
+    read = texts.cast(numbers.dtype, strict=False)
+    return texts.zip_with((read == numbers).fill_null(True), numbers.cast(texts.dtype))
 
 
 def _sheet(names: list[str], wanted: str | None, path: Path) -> str:
