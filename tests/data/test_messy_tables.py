@@ -27,6 +27,12 @@ TEXT = "city;when;price;n\nRom;2024-01-31;1.234,5;1\nBern;;2,5;\nRom;2023-12-01;
         ("January 31, 2024", datetime(2024, 1, 31)),
         ("01/02/2024", None),
         ("2024-02-30", None),
+        ("31.01.24", None),
+        ("31.01.24 10:20:30.1234", None),
+        ("24-01-31", None),
+        ("31 Jan 24", None),
+        ("Jan 31, 24", None),
+        ("0001-01-01", datetime(1, 1, 1)),
         ("31", None),
     ],
 )
@@ -34,6 +40,32 @@ def test_dates_in_the_usual_ways(text, expected):
     others = pl.Series(["1999-12-31", text, "5 May 2000", None])
     assert read_dates(others)[1] == expected
     assert read_dates(pl.Series([text]))[0] == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "written", "expected"),
+    [
+        ("31.01.24", "%d.%m.%Y", None),
+        ("31.01.24", "%d.%m.%y", datetime(2024, 1, 31)),
+        ("2024-01-31T22:00:00-0500", "%Y-%m-%dT%H:%M:%S%z", datetime(2024, 1, 31, 22)),
+        ("2024-01-31 22:00 +05:30", "%Y-%m-%d %H:%M %:z", datetime(2024, 1, 31, 22)),
+        ("2024-01-31 22:00Z", "%Y-%m-%d %H:%M%z", datetime(2024, 1, 31, 22)),
+        ("2024-01-31 22:00", "%Y-%m-%d %H:%M%z", None),
+    ],
+)
+def test_dates_in_a_stated_format(text, written, expected):
+    assert read_dates(pl.Series([text, None]), written).to_list() == [expected, None]
+
+
+def test_times_are_those_of_the_clock_on_the_wall(tmp_path):
+    """In Parquet too, as everywhere."""
+    path = tmp_path / "t.parquet"
+    at = pl.Series("at", [datetime(2024, 1, 31, 22), None])
+    at.dt.replace_time_zone("America/New_York").to_frame().write_parquet(path)
+    when = Column("at", "date", parts=("days", "hour"))
+    [part] = chunks(path, Schema((when,)), target=False)
+    told = dict(zip(part.names, part.X.toarray()[0], strict=True))
+    assert (told["at in days"], told["at hour=22"]) == (19_753 + 22 / 24, 1)
 
 
 @pytest.mark.parametrize(

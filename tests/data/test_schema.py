@@ -87,6 +87,10 @@ aliases = { "<=50K." = "<=50K" }
         ('[[column]]\nname = "a"\ncategories = "x"', "categories"),
         ('[[column]]\nname = "a"\ncategories = ["x", "x"]', "twice"),
         ('[[column]]\nname = "a"\naliases = ["x"]', "aliases"),
+        (
+            '[[column]]\nname = "a"\nkind = "date"\nformat = "%z %Y-%m-%d"',
+            "%z must be the end of format",
+        ),
         ('colum = 1\n[[column]]\nname = "a"', "unknown entry 'colum'"),
     ],
 )

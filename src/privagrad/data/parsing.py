@@ -125,11 +125,12 @@ class Parser:
             written = f"like {column.format!r}" if column.format else "like 2024-01-31"
             dates = read_dates(texts, column.format)
             _require_all(texts, dates, column, first, f"dates {written}", "state their `format`")
-        elif series.dtype in (pl.Date, pl.Datetime):
+        elif series.dtype == pl.Date:
             dates = series.cast(pl.Datetime("us"))
+        elif series.dtype == pl.Datetime:
+            dates = series.dt.replace_time_zone(None)
         else:
             raise _wrong_type(series, column, "dates")
-        dates = dates.dt.replace_time_zone(None)
         numbers = {
             "days": dates.dt.epoch("ms") / (1000 * SECONDS_OF_DAY),
             "month": dates.dt.month() - 1,

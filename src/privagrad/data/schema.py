@@ -167,6 +167,8 @@ def _format(given: Any, kind: str, where: str, problems: list[str]) -> str | Non
         problems.append(f"{where}: format is for dates, found it for kind {kind!r}")
     elif not isinstance(given, str) or not _WHOLE_DATE.search(given):
         problems.append(f'{where}: format must be like "%d/%m/%Y", found {given!r}')
+    elif re.search(r"%[:#]?z.", given):
+        problems.append(f"{where}: %z must be the end of format, found {given!r}")
     else:
         return given
     return None

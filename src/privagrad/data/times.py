@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from itertools import product
 from typing import TYPE_CHECKING
 
@@ -15,6 +16,11 @@ _DEFAULT = tuple(day + time for day, time in product(_DATES, _TIMES))
 _OFFSET = r"(:[0-9]{2}(?:\.[0-9]+)?)\s*(?:Z|UTC|[+-][0-9]{2}:?[0-9]{2})$"
 """A time zone after a time: hours and weekdays are those of the clock on the wall."""
 
+_ZONE_OF_FORMAT = re.compile(r"\s*%[:#]?z$")
+_ZONE = r"\s*(?:Z|UTC|[+-][0-9]{2}(?::?[0-9]{2})?)$"
+"""A time zone at the end of a format, and of a text in it."""
+
+_EARLY_YEAR = r"(?:^|[^0-9])0[0-9]{3}(?:[^0-9]|$)"
 _T = r"^([0-9]{4}-[0-9]{1,2}-[0-9]{1,2})T([0-9])"
 """Between the day and the time of ISO 8601."""
 
@@ -42,10 +48,15 @@ def read_dates(texts: pl.Series, written: str | None = None) -> pl.Series:
     """Moments on the wall's clock; null where a text is no date.
 
     Without a format: ISO 8601, 2024/01/31, 31.01.2024, 31 Jan 2024 or Jan 31, 2024, optionally with
-    a time. 01/02/2024 is none of them, because nobody knows which of its numbers is the month.
+    a time. 01/02/2024 is none of them, because nobody knows which of its numbers is the month; nor
+    is 31.01.24, whose year `%y` in a format reads. An offset from UTC is left out.
     """
     if written is not None:
-        return texts.str.to_datetime(written, strict=False, time_unit="us")
+        bare = _ZONE_OF_FORMAT.sub("", written)
+        if bare != written:
+            zoned = texts.str.contains(_ZONE)
+            texts = texts.str.replace(_ZONE, "").set(~zoned, None)
+        return _with_whole_years(texts, texts.str.to_datetime(bare, strict=False, time_unit="us"))
     texts = texts.str.replace(_OFFSET, "${1}").str.replace(_T, "$1 $2")
     found = texts.str.to_datetime(_DEFAULT[0], strict=False, time_unit="us")
     for format_ in _DEFAULT[1:]:
@@ -54,7 +65,13 @@ def read_dates(texts: pl.Series, written: str | None = None) -> pl.Series:
             break
         some = texts.filter(left).str.to_datetime(format_, strict=False, time_unit="us")
         found = found.scatter(left.arg_true(), some)
-    return found
+    return _with_whole_years(texts, found)
+
+
+def _with_whole_years(texts: pl.Series, dates: pl.Series) -> pl.Series:
+    """Null where a year has less than four digits: `%Y` reads 31.01.24 as one of the year 24."""
+    short = (dates.dt.year() < 1000) & ~texts.str.contains(_EARLY_YEAR)
+    return dates.set(short.fill_null(False), None)
 
 
 def read_durations(texts: pl.Series) -> pl.Series:
