@@ -123,6 +123,17 @@ def test_types_of_parquet_are_kinds(tmp_path):
     assert told["at hour=12"] == told["day weekday=Wednesday"] == told["ok=true"] == 1
 
 
+def test_the_parts_of_dates_in_text_do_not_depend_on_values(tmp_path):
+    """Whether any entry has a time would become public with the template."""
+    path = tmp_path / "t.csv"
+    found = []
+    for time in ("", " 10:20"):
+        path.write_text(f"when,y\n2024-01-31,1\n2024-02-01{time},2\n")
+        found.append(infer_schema(path))
+    assert found[0] == found[1]
+    assert found[0].column("when") == Column("when", "date", parts=("days", "month", "weekday"))
+
+
 def test_booleans_have_usual_spellings(tmp_path):
     (tmp_path / "s.toml").write_text('[[column]]\nname = "ok"\nkind = "boolean"\n')
     (tmp_path / "t.csv").write_text("ok\nYes\nno\nTRUE\nf\n1\nmaybe\n")

@@ -109,5 +109,6 @@ def test_no_schema_says_how_to_write_one(tmp_path):
 def test_the_template_is_toml_that_names_what_to_fill_in():
     text = template(Schema((Column("a"), Column("b", "category")), "b"), "t.csv")
     assert tomllib.loads(text)["target"] == "b"
+    assert "guessed from its first 10,000 rows" in text
     for word in ("# low", "# high", "# missing", "categories = []", "aliases"):
         assert word in text

@@ -43,8 +43,10 @@ def infer_schema(
     encoding: str = "utf-8",
     sheet: str | None = None,
 ) -> Schema:
-    """What the header and the types of a file's columns say, and nothing of its values.
+    """The names of a file's columns, and their kinds.
 
+    The kinds are those of the types in Parquet and Arrow files. In text and Excel files they tell
+    whether all entries in the first rows read as numbers or as dates, which one row can change.
     Without `header` the first line of a text file names the columns, and one that might be a row
     is refused. Without `separator` it is the one that the first line has most of. Decimal commas
     are part of what is inferred: use such a schema only if somebody has looked at it.

@@ -218,9 +218,11 @@ def _texts(value: Any, where: str, problems: list[str]) -> tuple[str, ...]:
 
 
 def template(schema: Schema, table: str) -> str:
-    """A schema to fill in, from names and types alone."""
+    """A schema to fill in, from names and kinds."""
     lines = [
-        f"# What is public about {table}. It was written from the header and the types alone.",
+        f"# What is public about {table}. In a text or Excel file, the kinds and the way to write",
+        "# numbers were guessed from its first 10,000 rows, and using them makes public whether",
+        "# all entries there read as numbers or dates: keep what you would have stated anyway.",
         "# Fill in what you know WITHOUT looking at the rows: from the codebook, the law, common",
         "# sense. Whatever you take from the rows is not protected.",
         "",
