@@ -7,7 +7,7 @@ import numpy as np
 import polars as pl
 import pytest
 
-from privagrad.data.readers import chunks, infer_schema, open_table
+from privagrad.data.readers import chunks, infer_schema, open_table, open_test_table
 from privagrad.data.schema import Column, Schema, as_values, from_values, read_schema, template
 from privagrad.data.times import read_dates, read_durations
 from tests.data.workbooks import write_xlsx
@@ -193,9 +193,22 @@ def test_numbers_in_excel_keep_all_their_digits(tmp_path):
 
 def test_a_column_that_is_never_blank_is_held_to_that(tmp_path):
     path = tmp_path / "t.csv"
+    path.write_text("a,y\n1,1\n2,2\n")
+    schema = Schema((Column("a", missing=False), Column("y")), "y")
+    fitted = open_table(path, schema)
     path.write_text("a,y\n1,1\n,2\n")
-    with pytest.raises(ValueError, match=r"no blanks in column 'a'.*line 3"):
-        open_table(path, Schema((Column("a", missing=False), Column("y")), "y"))
+    with pytest.raises(ValueError, match=r"no blanks in column 'a'.*line 3: correct the schema"):
+        open_table(path, schema)
+    of_model = (
+        r"'a', because the model was fitted to a table without.*line 3: fill them in, or drop"
+    )
+    for read in (
+        lambda: list(chunks(path, schema, target=False)),
+        lambda: open_test_table(path, fitted),
+        lambda: open_table(path, schema, of_model=True),
+    ):
+        with pytest.raises(ValueError, match=of_model):
+            read()
 
 
 def features(path, names=("a", "b")):

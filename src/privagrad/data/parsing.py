@@ -73,6 +73,7 @@ class Parser:
 
     The values of `unknown` columns, whose categories are to be discovered, get codes as they occur.
     `counts` holds them in the order of their codes, with their numbers of rows. It is not private.
+    With `of_model` the schema is that of a model, which other rows do not change.
     """
 
     def __init__(
@@ -82,8 +83,9 @@ class Parser:
         target: bool = True,
         unknown: Sequence[str] = (),
         tally: Tally | None = None,
+        of_model: bool = False,
     ) -> None:
-        self.schema, self.target, self.tally = schema, target, tally
+        self.schema, self.target, self.tally, self.of_model = schema, target, tally, of_model
         self.counts: dict[str, Counter[str]] = {name: Counter() for name in unknown}
 
     @property
@@ -185,10 +187,16 @@ class Parser:
             self.tally.add(column, int(blank.sum()))
         target = column.name == self.schema.target
         if column.missing is False and not target and blank.any():
+            why, advice = (
+                "as `missing = false` in the schema says",
+                "correct the schema or the file",
+            )
+            if self.of_model:
+                why = "because the model was fitted to a table without blanks in it"
+                advice = "fill them in, or drop those rows"
             raise ValueError(
-                f"Expected no blanks in column {column.name!r}, as `missing = false` in the schema "
-                f"says, found some, first in line {first + int(blank.argmax())}: correct the "
-                "schema or the file."
+                f"Expected no blanks in column {column.name!r}, {why}, found some, first in line "
+                f"{first + int(blank.argmax())}: {advice}."
             )
         if column.missing is not None and not target:
             values[blank] = column.missing

@@ -34,10 +34,11 @@ __all__ = [
 ]
 
 
-def open_table(path: Path, schema: Schema) -> Table:
+def open_table(path: Path, schema: Schema, *, of_model: bool = False) -> Table:
     """Parse a file, once: numbers within bounds, blanks as NaN, categories as codes.
 
-    The schema has a target. Values of categories that it does not state are counted.
+    The schema has a target. Values of categories that it does not state are counted. `of_model`:
+    the schema is that of a model, for messages.
     """
     require_table(path)
     if schema.libsvm:
@@ -45,7 +46,8 @@ def open_table(path: Path, schema: Schema) -> Table:
     unknown = _unknown(schema)
     # Sparse matrices hold doubles, and unknown categories may make the matrix sparse.
     single = set(unknown) <= {schema.target} and not encoding_of(schema).sparse
-    return _open_columns(path, schema, unknown, np.float32 if single else np.float64)
+    parser = Parser(schema, unknown=unknown, of_model=of_model)
+    return _open_columns(path, parser, np.float32 if single else np.float64)
 
 
 def open_test_table(path: Path, like: Table) -> Table:
@@ -55,7 +57,8 @@ def open_test_table(path: Path, like: Table) -> Table:
         return open_libsvm(path, like.schema, len(like.encoding.names))
     if is_libsvm(path):
         raise ValueError(f"Expected a table with the same columns, found {path.name}.")
-    return _open_columns(path, like.schema, _unknown(like.schema), np.float64)
+    parser = Parser(like.schema, unknown=_unknown(like.schema), of_model=True)
+    return _open_columns(path, parser, np.float64)
 
 
 def chunks(
@@ -67,11 +70,11 @@ def chunks(
     tally: Tally | None = None,
     keep: Sequence[str] = (),
 ) -> Iterator[Rows]:
-    """The rows of a file in order, encoded some ten thousand at a time and never kept.
+    """The rows of a file in a model's schema, encoded some ten thousand at a time, never kept.
 
-    What the schema does not state as a category is none. `columns` is for LIBSVM files.
-    A `tally` counts blanks and other categories: not for private rows. Columns to `keep` come with
-    the rows, as they are.
+    They come in order. What the schema does not state as a category is none. `columns` is for
+    LIBSVM files. A `tally` counts blanks and other categories: not for private rows. Columns to
+    `keep` come with the rows, as they are.
     """
     require_table(path)
     if schema.libsvm:
@@ -79,7 +82,7 @@ def chunks(
             yield part if target else part._replace(y=None)
         return
     encoding = encoding_of(schema)
-    parser = Parser(schema, target=target, tally=tally)
+    parser = Parser(schema, target=target, tally=tally, of_model=True)
     wanted = list(dict.fromkeys([*parser.columns, *keep]))
     first = 1 + schema.header
     for frame in frames(path, schema, wanted):
@@ -121,11 +124,11 @@ def _unknown(schema: Schema) -> list[str]:
     return [c.name for c in columns if c.kind == "category" and not c.categories]
 
 
-def _open_columns(path: Path, schema: Schema, unknown: list[str], dtype: Any) -> ColumnTable:
+def _open_columns(path: Path, parser: Parser, dtype: Any) -> ColumnTable:
+    schema = parser.schema
     kinds = [part.kind for part in schema.encoded]
     if not kinds:
         raise ValueError(f"Expected columns to read in {path.name}, found none.")
-    parser = Parser(schema, unknown=unknown)
     numbers = Spool(kinds.count("number"), dtype)
     codes = Spool(kinds.count("category"), np.int32)
     targets = [np.empty(0)]
