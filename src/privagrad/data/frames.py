@@ -6,12 +6,13 @@ import csv
 import sys
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from privagrad.data._polars import polars
+from privagrad.data.faults import plain_errors
 from privagrad.data.inference import (
     not_blank,
     number_style,
@@ -21,14 +22,20 @@ from privagrad.data.inference import (
 )
 from privagrad.data.libsvm import is_libsvm
 from privagrad.data.schema import MISSING_MARKS, Schema, did_you_mean
-from privagrad.data.sources import EXCEL, empty_lines_at_the_end, ending_of, plain_text, undecodable
+from privagrad.data.sources import (
+    EXCEL,
+    FRAMES,
+    empty_lines_at_the_end,
+    ending_of,
+    plain_text,
+    undecodable,
+)
 from privagrad.data.tables import CHUNK
 
 if TYPE_CHECKING:
     import polars as pl
 
 TEXTS = {".csv": ",", ".tsv": "\t", ".txt": ",", ".data": ",", ".test": ","}
-FRAMES = (".parquet", ".arrow", ".ipc", ".feather")
 _SEPARATORS = ",;\t|"
 _LINE = 2**26
 _TYPED_ROWS = 10_000
@@ -66,7 +73,7 @@ def infer_schema(
         first = _first_line(text, separator)
         named = header is not False
         names = _header(first, path) if named else [f"column{k}" for k in range(1, len(first) + 1)]
-        with _plain_errors(text, separator):
+        with plain_errors(text, separator):
             rows = _scan_text(text, separator, named, names).head(_TYPED_ROWS).collect()
     if header is None:
         _require_evident_header(rows, path)
@@ -93,7 +100,7 @@ def columns_of(path: Path, schema: Schema) -> list[str]:
     with ExitStack() as stack:
         if ending_of(path) not in FRAMES:
             path = stack.enter_context(plain_text(path, schema))
-        with _plain_errors(path, schema.separator):
+        with plain_errors(path, schema.separator):
             return _scan(path, schema)[1]
 
 
@@ -105,7 +112,7 @@ def frames(path: Path, schema: Schema, wanted: list[str]) -> Iterator[pl.DataFra
     with ExitStack() as stack:
         if ending_of(path) not in FRAMES:
             path = stack.enter_context(plain_text(path, schema))
-        stack.enter_context(_plain_errors(path, schema.separator))
+        stack.enter_context(plain_errors(path, schema.separator))
         frame, names = _scan(path, schema)
         for name in wanted:
             if name not in names:
@@ -162,7 +169,7 @@ def _scan_text(path: Path, separator: str, header: bool, names: list[str]) -> An
 def _scan_frame(path: Path) -> Any:
     """A Parquet or Arrow file."""
     pl = polars()
-    with _plain_errors(path):
+    with plain_errors(path):
         parquet = path.suffix.lower() == ".parquet"
         lazy = pl.scan_parquet(path) if parquet else pl.scan_ipc(path)
         lazy.collect_schema()
@@ -180,55 +187,6 @@ def require_table(path: Path) -> None:
         raise ValueError(
             f"Expected a table ({known}, or .libsvm), found {path.name}. Convert it first."
         )
-
-
-@contextmanager
-def _plain_errors(path: Path, separator: str = ",") -> Iterator[None]:
-    """Errors of Polars as ours. Theirs may quote cells, so nothing of their text is passed on."""
-    try:
-        yield
-    except FileNotFoundError:
-        raise
-    except OSError as error:
-        if error.strerror is None:
-            raise _unreadable(path, separator) from None
-        raise ValueError(
-            f"Expected a file that can be read, found {path.name}: {error.strerror}."
-        ) from None
-    except polars().exceptions.PolarsError as error:
-        if str(error).lower().startswith(("invalid utf-8", "invalid utf8")):
-            raise undecodable(path, "UTF-8") from None
-        raise _unreadable(path, separator) from None
-
-
-def _unreadable(path: Path, separator: str) -> ValueError:
-    """What is wrong with a file that is no table, without any of its cells."""
-    ending = ending_of(path)
-    if ending in FRAMES:
-        return ValueError(
-            f"Expected {'a Parquet' if ending == '.parquet' else 'an Arrow'} file in {path.name}, "
-            "found one that is damaged or of another kind: write it again."
-        )
-    return ValueError(f"Expected a table in {path.name}, found {_first_fault(path, separator)}.")
-
-
-def _first_fault(path: Path, separator: str) -> str:
-    """The first line that is no row of a text file, and why."""
-    line = 1
-    try:
-        with path.open(encoding="utf-8-sig", newline="") as file:
-            rows = csv.reader(file, delimiter=separator, strict=True)
-            width = len(next(rows, []))
-            line = 1 + rows.line_num
-            for row in rows:
-                if len(row) > width:
-                    return f"more cells in line {line} than in the first one, which has {width}"
-                line = 1 + rows.line_num
-    except UnicodeDecodeError:
-        pass
-    except csv.Error:
-        return f"a cell from line {line} on whose quotes do not close, or not at its end"
-    return "lines that are no rows"
 
 
 def _other_separator(names: list[str]) -> str:

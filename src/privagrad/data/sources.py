@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     import polars as pl
 
 EXCEL = ".xlsx"
+FRAMES = (".parquet", ".arrow", ".ipc", ".feather")
 _CHARACTERS = 2**20
 _UTF8 = ("utf-8", "utf-8-sig", "ascii")
 
