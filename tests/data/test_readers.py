@@ -6,6 +6,7 @@ import traceback
 from collections import Counter
 from contextlib import contextmanager
 from dataclasses import replace
+from datetime import timedelta
 
 import numpy as np
 import polars as pl
@@ -463,6 +464,23 @@ def test_columns_of_other_types_are_no_numbers(tmp_path):
     pl.DataFrame([days, pl.Series("y", [1.0])]).write_parquet(path)
     with pytest.raises(TypeError, match="Expected numbers in column 'day', found Date"):
         open_table(path, Schema((Column("day"), Column("y")), "y"))
+
+
+@pytest.mark.parametrize("cells", [[b"SECRET\xff"], [["SECRET"]], [timedelta(seconds=3)]])
+def test_columns_of_other_types_are_no_categories(tmp_path, cells):
+    path = tmp_path / "people.parquet"
+    pl.DataFrame({"c": cells, "y": [1.0]}).write_parquet(path)
+    with pytest.raises(TypeError, match=r"Expected categories in column 'c', found .* ignored"):
+        open_table(path, Schema((Column("c", "category"), Column("y")), "y"))
+
+
+def test_days_of_any_year_are_dates(tmp_path):
+    """Those beyond what microseconds can count were quoted in an error."""
+    path = tmp_path / "people.parquet"
+    days = pl.Series([2**31 - 1, 19_753], dtype=pl.Int32).cast(pl.Date)
+    pl.DataFrame({"day": days, "y": [1, 2]}).write_parquet(path)
+    day = Column("day", "date", low=0.0, high=20_000.0, parts=("days",))
+    assert read_rows(path, Schema((day, Column("y")), "y")).X[:, 0].tolist() == [20_000, 19_753]
 
 
 def test_a_table_of_the_target_alone_is_refused(tmp_path):

@@ -128,7 +128,7 @@ class Parser:
             dates = read_dates(texts, column.format)
             _require_all(texts, dates, column, first, f"dates {written}", "state their `format`")
         elif series.dtype == pl.Date:
-            dates = series.cast(pl.Datetime("us"))
+            dates = series.cast(pl.Datetime("ms"))  # which holds every day
         elif series.dtype == pl.Datetime:
             dates = series.dt.replace_time_zone(None)
         else:
@@ -250,6 +250,11 @@ class Parser:
         `_OTHER` for other texts, `_MISSING` for none. Each different text is looked at once.
         """
         pl = polars()
+        if series.dtype in (pl.List, pl.Array, pl.Binary, pl.Duration):
+            raise TypeError(
+                f"Expected categories in column {column.name!r}, found {series.dtype}: make it "
+                "ignored in the schema."
+            )
         spellings, times = series.cast(pl.String).drop_nulls().value_counts().get_columns()
         texts = self._texts(spellings, column).to_list()
         counts = self.counts.get(column.name)
