@@ -378,6 +378,10 @@ def test_guarantees_that_protect_nobody_are_told(book):
     Path("t.csv").write_text(MORE)
     done = run("fit", "t.csv", "-t", "y", "--classes", "0,1", "-e", 50, "--dry-run")
     assert "epsilon 50 hardly protects anyone" in " ".join(done.output.split())
+    for asked, shown in (("1e7", "10000000.0"), ("2e6", "2000000.0")):
+        done = run("fit", "t.csv", "-t", "y", "--classes", "0,1", "-e", asked, "--dry-run", code=2)
+        told = " ".join(done.output.split())
+        assert f"Expected epsilon <= 1e+06, found {shown}:" in told, "the epsilon that was asked"
     assert book.account("t").spent == 0
 
 

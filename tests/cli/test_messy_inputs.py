@@ -125,3 +125,25 @@ def test_predictions_keep_identifiers_and_blanks_are_told(book):  # noqa: F811
     assert none["kept"] == []
     said = run("predict", "m.model", "t.csv", "-o", "p.csv", "--keep", "nme", code=2).output
     assert "the column 'nme'" in " ".join(said.split())
+
+
+def test_rows_of_blanks_are_predicted_unless_the_model_knows_no_blanks(book):  # noqa: F811
+    x = np.random.default_rng(0).standard_normal((1500, 2))
+    lines = [f"{a:.3f},{b:.3f},{int(a > 0)}" for a, b in x]
+    Path("t.csv").write_text("a,b,y\n" + "\n".join(lines))
+    Path("new.csv").write_text("a,b,y\n1,2,1\n,,\n-3,4,0\n\n\n")
+    told = (
+        'target = "y"\n[[column]]\nname = "a"\n{}[[column]]\nname = "b"\n[[column]]\nname = "y"\n'
+    )
+    told += 'kind = "category"\ncategories = ["0", "1"]\n'
+    for never in ("", "missing = false\n"):
+        Path("s.toml").write_text(told.format(never))
+        run("fit", "t.csv", "--schema", "s.toml", "-e", 2, "-o", "m.model", "--overwrite")
+        if not never:
+            assert as_json("predict", "m.model", "new.csv", "-o", "p.csv")["rows"] == 3
+            continue
+        for command in (("predict", "m.model", "new.csv", "-o", "q.csv"),
+                        ("evaluate", "m.model", "new.csv")):  # fmt: skip
+            said = " ".join(run(*command, code=2).output.split())
+            assert "the model was fitted to a table without blanks" in said
+            assert "first in line 3: fill them in, or drop those rows" in said

@@ -7,7 +7,7 @@ import numpy as np
 import polars as pl
 import pytest
 
-from privagrad.data.readers import chunks, infer_schema, open_table
+from privagrad.data.readers import chunks, infer_schema, open_table, open_test_table
 from privagrad.data.schema import Column, Schema, as_values, from_values, read_schema, template
 from privagrad.data.times import read_dates, read_durations
 from tests.data.workbooks import write_xlsx
@@ -27,6 +27,12 @@ TEXT = "city;when;price;n\nRom;2024-01-31;1.234,5;1\nBern;;2,5;\nRom;2023-12-01;
         ("January 31, 2024", datetime(2024, 1, 31)),
         ("01/02/2024", None),
         ("2024-02-30", None),
+        ("31.01.24", None),
+        ("31.01.24 10:20:30.1234", None),
+        ("24-01-31", None),
+        ("31 Jan 24", None),
+        ("Jan 31, 24", None),
+        ("0001-01-01", datetime(1, 1, 1)),
         ("31", None),
     ],
 )
@@ -34,6 +40,32 @@ def test_dates_in_the_usual_ways(text, expected):
     others = pl.Series(["1999-12-31", text, "5 May 2000", None])
     assert read_dates(others)[1] == expected
     assert read_dates(pl.Series([text]))[0] == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "written", "expected"),
+    [
+        ("31.01.24", "%d.%m.%Y", None),
+        ("31.01.24", "%d.%m.%y", datetime(2024, 1, 31)),
+        ("2024-01-31T22:00:00-0500", "%Y-%m-%dT%H:%M:%S%z", datetime(2024, 1, 31, 22)),
+        ("2024-01-31 22:00 +05:30", "%Y-%m-%d %H:%M %:z", datetime(2024, 1, 31, 22)),
+        ("2024-01-31 22:00Z", "%Y-%m-%d %H:%M%z", datetime(2024, 1, 31, 22)),
+        ("2024-01-31 22:00", "%Y-%m-%d %H:%M%z", None),
+    ],
+)
+def test_dates_in_a_stated_format(text, written, expected):
+    assert read_dates(pl.Series([text, None]), written).to_list() == [expected, None]
+
+
+def test_times_are_those_of_the_clock_on_the_wall(tmp_path):
+    """In Parquet too, as everywhere."""
+    path = tmp_path / "t.parquet"
+    at = pl.Series("at", [datetime(2024, 1, 31, 22), None])
+    at.dt.replace_time_zone("America/New_York").to_frame().write_parquet(path)
+    when = Column("at", "date", parts=("days", "hour"))
+    [part] = chunks(path, Schema((when,)), target=False)
+    told = dict(zip(part.names, part.X.toarray()[0], strict=True))
+    assert (told["at in days"], told["at hour=22"]) == (19_753 + 22 / 24, 1)
 
 
 @pytest.mark.parametrize(
@@ -104,6 +136,17 @@ def test_types_of_parquet_are_kinds(tmp_path):
     assert told["at hour=12"] == told["day weekday=Wednesday"] == told["ok=true"] == 1
 
 
+def test_the_parts_of_dates_in_text_do_not_depend_on_values(tmp_path):
+    """Whether any entry has a time would become public with the template."""
+    path = tmp_path / "t.csv"
+    found = []
+    for time in ("", " 10:20"):
+        path.write_text(f"when,y\n2024-01-31,1\n2024-02-01{time},2\n")
+        found.append(infer_schema(path))
+    assert found[0] == found[1]
+    assert found[0].column("when") == Column("when", "date", parts=("days", "month", "weekday"))
+
+
 def test_booleans_have_usual_spellings(tmp_path):
     (tmp_path / "s.toml").write_text('[[column]]\nname = "ok"\nkind = "boolean"\n')
     (tmp_path / "t.csv").write_text("ok\nYes\nno\nTRUE\nf\n1\nmaybe\n")
@@ -141,11 +184,89 @@ def test_a_sheet_of_an_excel_file(tmp_path):
     assert [c.name for c in infer_schema(path, sheet="data").columns] == ["age", "city", "n"]
 
 
+def test_numbers_in_excel_keep_all_their_digits(tmp_path):
+    """Beside texts, dates and truth values, which stay what they are."""
+    path = tmp_path / "t.xlsx"
+    numbers = [2.5e-10, -1 / 3, 0.1 + 0.2, 1e-300, 3e37, 123456789.123456789, 7, -0.0]
+    others = ["007", "12.50", "x,y", "nan", True, 2.5e-10, 3, None]
+    when = datetime(2024, 1, 31, 22, 30)
+    lines = [[v, o, when] for v, o in zip(numbers, others, strict=True)]
+    write_xlsx(path, {"one": [["v", "o", "when"], *lines]})
+    found = infer_schema(path)
+    assert [c.kind for c in found.columns] == ["number", "category", "date"]
+    [part] = chunks(path, found, target=False, keep=["o"])
+    rows = part.X.toarray() if hasattr(part.X, "toarray") else part.X
+    assert rows[:, 0].tolist() == numbers
+    assert set(rows[:, part.names.index("when in days")]) == {19_753 + 22.5 / 24}
+    [kept] = part.kept
+    assert [str(cell).lower() for cell in kept] == [
+        "007", "12.50", "x,y", "nan", "true", "2.5e-10", "3", "none",
+    ]  # fmt: skip
+
+
 def test_a_column_that_is_never_blank_is_held_to_that(tmp_path):
     path = tmp_path / "t.csv"
+    path.write_text("a,y\n1,1\n2,2\n")
+    schema = Schema((Column("a", missing=False), Column("y")), "y")
+    fitted = open_table(path, schema)
     path.write_text("a,y\n1,1\n,2\n")
-    with pytest.raises(ValueError, match=r"no blanks in column 'a'.*line 3"):
-        open_table(path, Schema((Column("a", missing=False), Column("y")), "y"))
+    with pytest.raises(ValueError, match=r"no blanks in column 'a'.*line 3: correct the schema"):
+        open_table(path, schema)
+    of_model = (
+        r"'a', because the model was fitted to a table without.*line 3: fill them in, or drop"
+    )
+    for read in (
+        lambda: list(chunks(path, schema, target=False)),
+        lambda: open_test_table(path, fitted),
+        lambda: open_table(path, schema, of_model=True),
+    ):
+        with pytest.raises(ValueError, match=of_model):
+            read()
+
+
+def features(path, names=("a", "b")):
+    """The features as they are predicted, and that fits read as many rows."""
+    columns = tuple(Column(name, missing=-1.0) for name in names)
+    parts = [part.X for part in chunks(path, Schema(columns), target=False)]
+    fitted = open_table(path, Schema((*columns, Column(names[0])), names[0])) if names[1:] else None
+    rows = np.concatenate(parts) if parts else np.empty((0, len(names)))
+    assert fitted is None or fitted.n == len(rows)
+    return rows.tolist()
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+@pytest.mark.parametrize(
+    ("lines", "rows"),
+    [
+        (["1,2", ",", "3,4"], [[1, 2], [-1, -1], [3, 4]]),
+        (["1,2", ",", ""], [[1, 2], [-1, -1]]),
+        (["1,2", ",", "", "", ""], [[1, 2], [-1, -1]]),
+        (["1,2", '"",""', " , ", "", ""], [[1, 2], [-1, -1], [-1, -1]]),
+        (["1,2", "", "3,4", ""], [[1, 2], [-1, -1], [3, 4]]),
+        (["", "1,2"], [[-1, -1], [1, 2]]),
+        ([",", ",", ""], [[-1, -1], [-1, -1]]),
+    ],
+)
+@pytest.mark.parametrize("chunk", [1, 50_000])
+def test_each_line_is_a_row_but_empty_ones_at_the_end(
+    tmp_path, monkeypatch, end, lines, rows, chunk
+):
+    """Blank cells leave no row out: predictions stand in the order of the file's rows."""
+    monkeypatch.setattr("privagrad.data.frames.CHUNK", chunk)
+    monkeypatch.setattr("privagrad.data.sources._CHARACTERS", 3)
+    path = tmp_path / "t.csv"
+    path.write_text(end.join(["a,b", *lines]), newline="")
+    assert features(path) == rows
+    path.write_text(end.join(["a", "1", "", "3", "", ""]), newline="")
+    assert features(path, ["a"]) == [[1], [-1], [3], [-1]]
+
+
+def test_a_row_of_nulls_is_a_row(tmp_path):
+    frame = pl.DataFrame({"a": [1, None, 3, None], "b": [2, None, 4, None]})
+    frame.write_parquet(tmp_path / "t.parquet")
+    assert features(tmp_path / "t.parquet") == [[1, 2], [-1, -1], [3, 4], [-1, -1]]
+    write_xlsx(tmp_path / "t.xlsx", {"one": [["a", "b"], [1, 2], [None, None], [3, 4], [None]]})
+    assert features(tmp_path / "t.xlsx") == [[1, 2], [-1, -1], [3, 4]]
 
 
 @pytest.mark.parametrize("text", ["1.5", "12.34", "1,2,3", "1.2345"])

@@ -2,9 +2,11 @@
 
 import csv
 import io
+import traceback
 from collections import Counter
 from contextlib import contextmanager
 from dataclasses import replace
+from datetime import timedelta
 
 import numpy as np
 import polars as pl
@@ -411,10 +413,41 @@ def test_whatever_bytes_there_are_no_other_error_comes_out(tmp_path_factory, dat
         read_table(path, "a")
 
 
+SECRETS = {
+    "an open quote": ("t.csv", 'a,b,y\n1,2,3\n"SECRET unterminated,3,1\n4,5,6\n', "from line 3 on"),
+    "an open quote in the first row": ("t.csv", 'a,b,y\n"SECRET,3,1\n', "from line 2 on"),
+    "text after a quote": ("t.csv", 'a,b,y\n1,"x\ny",3\n"a"SECRET,3,1\n', "from line 4 on"),
+    "a ragged line": ("t.csv", "a,b,y\n1,2,3\n4,SECRET,5,6\n", "more cells in line 3"),
+    "a ragged line with utf8 in it": ("t.csv", "a,b,y\n1,SECRET,utf8,5\n", "more cells in line 2"),
+    "no Parquet": ("t.parquet", "SECRET", "a Parquet file"),
+    "no Arrow": ("t.arrow", "SECRET", "an Arrow file"),
+    "no LIBSVM": ("t.libsvm", "+1 1:2\n-1 SECRET:2\n", "line 2"),
+    "a duration": ("t.csv", "a,b,y\n1,2 min,3\n1,٤٥٦٧٨٩ min,3\n", "durations like.*line 3"),
+    "a clock": ("t.csv", "a,b,y\n1,2,3\n1,٤:05:06,3\n", "durations like"),
+}
+
+
+@pytest.mark.parametrize("name", SECRETS)
+def test_errors_quote_no_cell(tmp_path, name):
+    """Nor does their traceback."""
+    ending, text, message = SECRETS[name]
+    path = tmp_path / ending
+    path.write_text(text, encoding="utf-8")
+    schema = Schema((Column("a"), Column("b", "duration"), Column("y")), "y")
+    if name not in ("a duration", "a clock"):
+        schema = schema.with_columns([Column("b")])
+    with pytest.raises(ValueError, match=message) as refused:
+        read_table(path, "y") if ending == "t.libsvm" else open_table(path, schema)
+    told = "".join(traceback.format_exception(refused.value, limit=0))
+    assert told.count("Error") == 1
+    assert "SECRET" not in told
+    assert "٤" not in told
+
+
 def test_libsvm_files_are_utf8(tmp_path):
     path = tmp_path / "rows.libsvm"
     path.write_bytes(b"+1 1:2 # caf\xe9\n")
-    with pytest.raises(ValueError, match=r"in line 1 of rows.libsvm, found '\(bytes that are no"):
+    with pytest.raises(ValueError, match=r"UTF-8 text in rows.libsvm"):
         read_table(path)
 
 
@@ -431,6 +464,23 @@ def test_columns_of_other_types_are_no_numbers(tmp_path):
     pl.DataFrame([days, pl.Series("y", [1.0])]).write_parquet(path)
     with pytest.raises(TypeError, match="Expected numbers in column 'day', found Date"):
         open_table(path, Schema((Column("day"), Column("y")), "y"))
+
+
+@pytest.mark.parametrize("cells", [[b"SECRET\xff"], [["SECRET"]], [timedelta(seconds=3)]])
+def test_columns_of_other_types_are_no_categories(tmp_path, cells):
+    path = tmp_path / "people.parquet"
+    pl.DataFrame({"c": cells, "y": [1.0]}).write_parquet(path)
+    with pytest.raises(TypeError, match=r"Expected categories in column 'c', found .* ignored"):
+        open_table(path, Schema((Column("c", "category"), Column("y")), "y"))
+
+
+def test_days_of_any_year_are_dates(tmp_path):
+    """Those beyond what microseconds can count were quoted in an error."""
+    path = tmp_path / "people.parquet"
+    days = pl.Series([2**31 - 1, 19_753], dtype=pl.Int32).cast(pl.Date)
+    pl.DataFrame({"day": days, "y": [1, 2]}).write_parquet(path)
+    day = Column("day", "date", low=0.0, high=20_000.0, parts=("days",))
+    assert read_rows(path, Schema((day, Column("y")), "y")).X[:, 0].tolist() == [20_000, 19_753]
 
 
 def test_a_table_of_the_target_alone_is_refused(tmp_path):

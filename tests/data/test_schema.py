@@ -87,6 +87,10 @@ aliases = { "<=50K." = "<=50K" }
         ('[[column]]\nname = "a"\ncategories = "x"', "categories"),
         ('[[column]]\nname = "a"\ncategories = ["x", "x"]', "twice"),
         ('[[column]]\nname = "a"\naliases = ["x"]', "aliases"),
+        (
+            '[[column]]\nname = "a"\nkind = "date"\nformat = "%z %Y-%m-%d"',
+            "%z must be the end of format",
+        ),
         ('colum = 1\n[[column]]\nname = "a"', "unknown entry 'colum'"),
     ],
 )
@@ -105,5 +109,6 @@ def test_no_schema_says_how_to_write_one(tmp_path):
 def test_the_template_is_toml_that_names_what_to_fill_in():
     text = template(Schema((Column("a"), Column("b", "category")), "b"), "t.csv")
     assert tomllib.loads(text)["target"] == "b"
+    assert "guessed from its first 10,000 rows" in text
     for word in ("# low", "# high", "# missing", "categories = []", "aliases"):
         assert word in text

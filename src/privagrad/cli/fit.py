@@ -69,7 +69,11 @@ def schema(
     sheet: Sheet = None,
     as_json: Json = False,
 ) -> JsonObject:
-    """Write a template for what is public about a table, from its header and column types only.
+    """Write a template for what is public about a table: the names and kinds of its columns.
+
+    Parquet and Arrow files state the kinds; in text and Excel files they are guessed from the first
+    10,000 rows, so that a template in use makes public whether all entries there read as numbers or
+    dates, and how numbers are written.
 
     Fill in the bounds and categories that you know without looking at the rows. Everything in the
     schema is public. What you leave empty is learned from the rows with noise, and charged to the

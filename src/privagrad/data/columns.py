@@ -24,7 +24,8 @@ DATE_PARTS: Mapping[str, tuple[str, ...]] = {
 """What a date is read as: days since 1970 as a number, and categories."""
 
 _BOOLEANS = {"false": ("no", "f", "n", "off", "0"), "true": ("yes", "t", "y", "on", "1")}
-_USUAL_PARTS = ("days", "month", "weekday")
+USUAL_PARTS = ("days", "month", "weekday")
+"""What is used of a date whose `parts` are not stated."""
 
 
 @dataclass(frozen=True)
@@ -94,7 +95,7 @@ class Column:
             return (replace(self, name=f"{self.name} in seconds", kind="number"),)
         if self.kind != "date":
             return (self,)
-        parts = self.parts or _USUAL_PARTS
+        parts = self.parts or USUAL_PARTS
         days = replace(self, name=f"{self.name} in days", kind="number")
         return tuple(
             Column(f"{self.name} {part}", "category", categories=values) if values else days

@@ -6,14 +6,13 @@ import csv
 import sys
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from privagrad.data._polars import polars
+from privagrad.data.faults import plain_errors
 from privagrad.data.inference import (
     not_blank,
     number_style,
@@ -23,14 +22,20 @@ from privagrad.data.inference import (
 )
 from privagrad.data.libsvm import is_libsvm
 from privagrad.data.schema import MISSING_MARKS, Schema, did_you_mean
-from privagrad.data.sources import EXCEL, ending_of, plain_text, undecodable
+from privagrad.data.sources import (
+    EXCEL,
+    FRAMES,
+    empty_lines_at_the_end,
+    ending_of,
+    plain_text,
+    undecodable,
+)
 from privagrad.data.tables import CHUNK
 
 if TYPE_CHECKING:
     import polars as pl
 
 TEXTS = {".csv": ",", ".tsv": "\t", ".txt": ",", ".data": ",", ".test": ","}
-FRAMES = (".parquet", ".arrow", ".ipc", ".feather")
 _SEPARATORS = ",;\t|"
 _LINE = 2**26
 _TYPED_ROWS, _NAMED = 10_000, 5
@@ -45,8 +50,10 @@ def infer_schema(
     encoding: str = "utf-8",
     sheet: str | None = None,
 ) -> Schema:
-    """What the header and the types of a file's columns say, and nothing of its values.
+    """The names of a file's columns, and their kinds.
 
+    The kinds are those of the types in Parquet and Arrow files. In text and Excel files they tell
+    whether all entries in the first rows read as numbers or as dates, which one row can change.
     Without `header` the first line of a text file names the columns, and one that might be a row
     is refused. Without `separator` it is the one that the first line has most of. Decimal commas
     are part of what is inferred: use such a schema only if somebody has looked at it.
@@ -66,7 +73,7 @@ def infer_schema(
         first = _first_line(text, separator)
         named = header is not False
         names = _header(first, path) if named else [f"column{k}" for k in range(1, len(first) + 1)]
-        with _plain_errors(text):
+        with plain_errors(text, separator):
             rows = _scan_text(text, separator, named, names).head(_TYPED_ROWS).collect()
     if header is None:
         _require_evident_header(rows, path)
@@ -93,16 +100,19 @@ def columns_of(path: Path, schema: Schema) -> list[str]:
     with ExitStack() as stack:
         if ending_of(path) not in FRAMES:
             path = stack.enter_context(plain_text(path, schema))
-        with _plain_errors(path):
+        with plain_errors(path, schema.separator):
             return _scan(path, schema)[1]
 
 
 def frames(path: Path, schema: Schema, wanted: list[str]) -> Iterator[pl.DataFrame]:
-    """The wanted columns of all rows, some ten thousand rows at a time."""
+    """The wanted columns of all rows, some ten thousand rows at a time.
+
+    Every line of a text file is a row, whatever its cells, but for empty lines at its end.
+    """
     with ExitStack() as stack:
         if ending_of(path) not in FRAMES:
             path = stack.enter_context(plain_text(path, schema))
-        stack.enter_context(_plain_errors(path))
+        stack.enter_context(plain_errors(path, schema.separator))
         frame, names = _scan(path, schema)
         if missing := [name for name in wanted if name not in names]:
             more = f" and {len(missing) - _NAMED} more" if len(missing) > _NAMED else ""
@@ -111,8 +121,11 @@ def frames(path: Path, schema: Schema, wanted: list[str]) -> Iterator[pl.DataFra
                 f"{', '.join(map(repr, missing[:_NAMED]))}{more} in {path.name}, found none."
                 f"{_other_separator(names) or did_you_mean(missing[0], names)}"
             )
-        for chunk in frame.collect_batches(chunk_size=CHUNK, maintain_order=True):
-            yield _without_blank_lines(chunk).select(wanted)
+        # In a file of one column an empty line is a row whose cell is blank.
+        text = ending_of(path) not in FRAMES and len(names) > 1
+        chunks = frame.collect_batches(chunk_size=CHUNK, maintain_order=True)
+        for chunk in _without_last(chunks, empty_lines_at_the_end(path) if text else 0):
+            yield chunk.select(wanted)
 
 
 def row_count(path: Path, schema: Schema) -> int:
@@ -121,15 +134,15 @@ def row_count(path: Path, schema: Schema) -> int:
     return sum(len(frame) for frame in frames(path, schema, wanted))
 
 
-def _without_blank_lines(chunk: pl.DataFrame) -> pl.DataFrame:
-    """Lines without any cell are no rows, unless there is one column."""
-    suspects = np.flatnonzero(chunk.to_series(0).is_null().to_numpy())
-    if chunk.width == 1 or not suspects.size:
-        return chunk
-    empty = [all(cell is None for cell in chunk.row(int(k))) for k in suspects]
-    kept = np.ones(len(chunk), dtype=bool)
-    kept[suspects[empty]] = False
-    return chunk.filter(kept)
+def _without_last(chunks: Iterator[pl.DataFrame], count: int) -> Iterator[pl.DataFrame]:
+    """All rows but the last `count` ones."""
+    held: pl.DataFrame | None = None
+    for chunk in chunks:
+        rows = chunk if held is None or held.is_empty() else held.vstack(chunk)
+        ready = max(len(rows) - count, 0)
+        if ready:
+            yield rows[:ready]
+        held = rows[ready:]
 
 
 def _scan(path: Path, schema: Schema) -> tuple[pl.LazyFrame, list[str]]:
@@ -163,7 +176,7 @@ def _scan_text(path: Path, separator: str, header: bool, names: list[str]) -> An
 def _scan_frame(path: Path) -> Any:
     """A Parquet or Arrow file."""
     pl = polars()
-    with _plain_errors(path):
+    with plain_errors(path):
         parquet = path.suffix.lower() == ".parquet"
         lazy = pl.scan_parquet(path) if parquet else pl.scan_ipc(path)
         lazy.collect_schema()
@@ -181,20 +194,6 @@ def require_table(path: Path) -> None:
         raise ValueError(
             f"Expected a table ({known}, or .libsvm), found {path.name}. Convert it first."
         )
-
-
-@contextmanager
-def _plain_errors(path: Path) -> Iterator[None]:
-    """Errors of Polars as ours, in one line."""
-    try:
-        yield
-    except FileNotFoundError:
-        raise
-    except (polars().exceptions.PolarsError, OSError) as error:
-        told = (str(error).strip() or "nothing that can be read").splitlines()[0][:200]
-        if "utf-8" in told.lower() or "utf8" in told.lower():
-            raise undecodable(path, "UTF-8") from error
-        raise ValueError(f"Expected a table in {path.name}, found: {told}") from error
 
 
 def _other_separator(names: list[str]) -> str:
@@ -221,10 +220,12 @@ def _first_line(path: Path, separator: str) -> list[str]:
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
             cells = next(csv.reader(file, delimiter=separator), None)
-    except UnicodeDecodeError as error:
-        raise undecodable(path, "UTF-8") from error
-    except csv.Error as error:
-        raise ValueError(f"Expected a table in {path.name}, found: {error}.") from error
+    except UnicodeDecodeError:
+        raise undecodable(path, "UTF-8") from None
+    except csv.Error:
+        raise ValueError(
+            f"Expected a table in {path.name}, found a first line that cannot be read."
+        ) from None
     if not cells or not any(cell.strip() for cell in cells):
         raise ValueError(f"Expected a table in {path.name}, found no first line.")
     if len(cells) > _WIDEST:

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from privagrad.data._polars import polars
+from privagrad.data.columns import USUAL_PARTS
 from privagrad.data.parsing import plain_numbers
 from privagrad.data.schema import MISSING_MARKS, Column, Schema
 from privagrad.data.times import looks_like_dates
@@ -26,18 +27,20 @@ def typed_column(name: str, dtype: Any) -> Column:
         return Column(name, "category", categories=("false", "true"))
     if dtype in (pl.Date, pl.Datetime):
         hour = ("hour",) if dtype == pl.Datetime else ()
-        return Column(name, "date", parts=("days", "month", "weekday", *hour))
+        return Column(name, "date", parts=(*USUAL_PARTS, *hour))
     return Column(name, "duration" if dtype == pl.Duration else "category")
 
 
 def text_column(texts: pl.Series, schema: Schema) -> Column:
-    """Numbers or dates where all texts but blanks and the usual marks of missing values are."""
+    """Numbers or dates where all texts but blanks and the usual marks of missing values are.
+
+    The parts of a date are the same whatever the texts hold.
+    """
     known = _known(texts)
     if are_numbers(texts, schema):
         return Column(texts.name)
     if looks_like_dates(known):
-        hour = ("hour",) if known.str.contains(":").any() else ()
-        return Column(texts.name, "date", parts=("days", "month", "weekday", *hour))
+        return Column(texts.name, "date", parts=USUAL_PARTS)
     return Column(texts.name, "category")
 
 

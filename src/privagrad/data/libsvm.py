@@ -88,7 +88,9 @@ def read_libsvm(path: Path, columns: int | None = None) -> tuple[Any, Vector]:
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except UnicodeDecodeError:
-        lines = ["(bytes that are no UTF-8 text)"]
+        raise ValueError(
+            f"Expected UTF-8 text in {path.name}, found other bytes: convert it to UTF-8."
+        ) from None
     for number, line in enumerate(lines, start=1):
         fields = line.split("#")[0].split()
         if not fields:
@@ -100,11 +102,11 @@ def read_libsvm(path: Path, columns: int | None = None) -> tuple[Any, Vector]:
                 if columns is None or int(index) <= columns:
                     indices.append(int(index) - 1)
                     values.append(float(value))
-        except ValueError as error:
+        except ValueError:
             raise ValueError(
-                f"Expected 'label index:value ...' in line {number} of {path.name}, "
-                f"found {line[:60]!r}."
-            ) from error
+                f"Expected 'label index:value ...' in line {number} of {path.name}, found other "
+                "text."
+            ) from None
         starts.append(len(indices))
     if not labels or min(indices, default=0) < 0:
         raise ValueError(

@@ -73,6 +73,7 @@ class Parser:
 
     The values of `unknown` columns, whose categories are to be discovered, get codes as they occur.
     `counts` holds them in the order of their codes, with their numbers of rows. It is not private.
+    With `of_model` the schema is that of a model, which other rows do not change.
     """
 
     def __init__(
@@ -82,8 +83,9 @@ class Parser:
         target: bool = True,
         unknown: Sequence[str] = (),
         tally: Tally | None = None,
+        of_model: bool = False,
     ) -> None:
-        self.schema, self.target, self.tally = schema, target, tally
+        self.schema, self.target, self.tally, self.of_model = schema, target, tally, of_model
         self.counts: dict[str, Counter[str]] = {name: Counter() for name in unknown}
 
     @property
@@ -125,11 +127,12 @@ class Parser:
             written = f"like {column.format!r}" if column.format else "like 2024-01-31"
             dates = read_dates(texts, column.format)
             _require_all(texts, dates, column, first, f"dates {written}", "state their `format`")
-        elif series.dtype in (pl.Date, pl.Datetime):
-            dates = series.cast(pl.Datetime("us"))
+        elif series.dtype == pl.Date:
+            dates = series.cast(pl.Datetime("ms"))  # which holds every day
+        elif series.dtype == pl.Datetime:
+            dates = series.dt.replace_time_zone(None)
         else:
             raise _wrong_type(series, column, "dates")
-        dates = dates.dt.replace_time_zone(None)
         numbers = {
             "days": dates.dt.epoch("ms") / (1000 * SECONDS_OF_DAY),
             "month": dates.dt.month() - 1,
@@ -184,10 +187,16 @@ class Parser:
             self.tally.add(column, int(blank.sum()))
         target = column.name == self.schema.target
         if column.missing is False and not target and blank.any():
+            why, advice = (
+                "as `missing = false` in the schema says",
+                "correct the schema or the file",
+            )
+            if self.of_model:
+                why = "because the model was fitted to a table without blanks in it"
+                advice = "fill them in, or drop those rows"
             raise ValueError(
-                f"Expected no blanks in column {column.name!r}, as `missing = false` in the schema "
-                f"says, found some, first in line {first + int(blank.argmax())}: correct the "
-                "schema or the file."
+                f"Expected no blanks in column {column.name!r}, {why}, found some, first in line "
+                f"{first + int(blank.argmax())}: {advice}."
             )
         if column.missing is not None and not target:
             values[blank] = column.missing
@@ -241,6 +250,11 @@ class Parser:
         `_OTHER` for other texts, `_MISSING` for none. Each different text is looked at once.
         """
         pl = polars()
+        if series.dtype in (pl.List, pl.Array, pl.Binary, pl.Duration):
+            raise TypeError(
+                f"Expected categories in column {column.name!r}, found {series.dtype}: make it "
+                "ignored in the schema."
+            )
         spellings, times = series.cast(pl.String).drop_nulls().value_counts().get_columns()
         texts = self._texts(spellings, column).to_list()
         counts = self.counts.get(column.name)

@@ -39,15 +39,16 @@ __all__ = [
 ]
 
 
-def open_table(path: Path, schema: Schema) -> Table:
+def open_table(path: Path, schema: Schema, *, of_model: bool = False) -> Table:
     """Parse a file, once: numbers within bounds, blanks as NaN, categories as codes.
 
-    The schema has a target. Values of categories that it does not state are counted.
+    The schema has a target. Values of categories that it does not state are counted. `of_model`:
+    the schema is that of a model, for messages.
     """
     require_table(path)
     if schema.libsvm:
         return open_libsvm(path, schema)
-    return _open_columns(path, schema, row_dtype(schema))
+    return _open_columns(path, schema, row_dtype(schema), of_model)
 
 
 def row_dtype(schema: Schema) -> Any:
@@ -64,7 +65,7 @@ def open_test_table(path: Path, like: Table) -> Table:
         return open_libsvm(path, like.schema, len(like.encoding.names))
     if is_libsvm(path):
         raise ValueError(f"Expected a table with the same columns, found {path.name}.")
-    return _open_columns(path, like.schema, np.float64)
+    return _open_columns(path, like.schema, np.float64, of_model=True)
 
 
 def chunks(
@@ -76,11 +77,11 @@ def chunks(
     tally: Tally | None = None,
     keep: Sequence[str] = (),
 ) -> Iterator[Rows]:
-    """The rows of a file in order, encoded some ten thousand at a time and never kept.
+    """The rows of a file in a model's schema, encoded some ten thousand at a time, never kept.
 
-    What the schema does not state as a category is none. `columns` is for LIBSVM files.
-    A `tally` counts blanks and other categories: not for private rows. Columns to `keep` come with
-    the rows, as they are.
+    They come in order. What the schema does not state as a category is none. `columns` is for
+    LIBSVM files. A `tally` counts blanks and other categories: not for private rows. Columns to
+    `keep` come with the rows, as they are.
     """
     require_table(path)
     if schema.libsvm:
@@ -88,7 +89,7 @@ def chunks(
             yield part if target else part._replace(y=None)
         return
     encoding = encoding_of(schema)
-    parser = Parser(schema, target=target, tally=tally)
+    parser = Parser(schema, target=target, tally=tally, of_model=True)
     wanted = list(dict.fromkeys([*parser.columns, *keep]))
     first = 1 + schema.header
     for frame in frames(path, schema, wanted):
@@ -130,21 +131,22 @@ def _unknown(schema: Schema) -> list[str]:
     return [c.name for c in columns if c.kind == "category" and not c.categories]
 
 
-def _open_columns(path: Path, schema: Schema, dtype: Any) -> ColumnTable:
+def _open_columns(path: Path, schema: Schema, dtype: Any, of_model: bool = False) -> ColumnTable:
     def read(parser: Parser) -> Iterator[pl.DataFrame]:
         return frames(path, schema, parser.columns)
 
-    return open_cells(read, schema, dtype, path.name)
+    return open_cells(read, schema, dtype, path.name, of_model)
 
 
 def open_cells(
-    read: Callable[[Parser], Iterator[pl.DataFrame]], schema: Schema, dtype: Any, name: str
-) -> ColumnTable:
+    read: Callable[[Parser], Iterator[pl.DataFrame]], schema: Schema, dtype: Any, name: str,
+    of_model: bool = False,
+) -> ColumnTable:  # fmt: skip
     """Parse the frames that `read` yields of the parser's columns; `name` is for messages."""
     kinds = [part.kind for part in schema.encoded]
     if not kinds:
         raise ValueError(f"Expected columns to read in {name}, found none.")
-    parser = Parser(schema, unknown=_unknown(schema))
+    parser = Parser(schema, unknown=_unknown(schema), of_model=of_model)
     numbers = Spool(kinds.count("number"), dtype)
     codes = Spool(kinds.count("category"), np.int32)
     targets, first = [np.empty(0)], 1 + schema.header

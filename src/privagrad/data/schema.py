@@ -156,6 +156,8 @@ def _format(given: Any, kind: str, where: str, problems: list[str]) -> str | Non
         problems.append(f"{where}: format is for dates, found it for kind {kind!r}")
     elif not isinstance(given, str) or not _WHOLE_DATE.search(given):
         problems.append(f'{where}: format must be like "%d/%m/%Y", found {given!r}')
+    elif re.search(r"%[:#]?z.", given):
+        problems.append(f"{where}: %z must be the end of format, found {given!r}")
     else:
         return given
     return None
@@ -205,9 +207,11 @@ def _texts(value: Any, where: str, problems: list[str]) -> tuple[str, ...]:
 
 
 def template(schema: Schema, table: str) -> str:
-    """A schema to fill in, from names and types alone."""
+    """A schema to fill in, from names and kinds."""
     lines = [
-        f"# What is public about {table}. It was written from the header and the types alone.",
+        f"# What is public about {table}. In a text or Excel file, the kinds and the way to write",
+        "# numbers were guessed from its first 10,000 rows, and using them makes public whether",
+        "# all entries there read as numbers or dates: keep what you would have stated anyway.",
         "# Fill in what you know WITHOUT looking at the rows: from the codebook, the law, common",
         "# sense. Whatever you take from the rows is not protected.",
         "",

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import gzip
+import os
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from privagrad.data._polars import polars
 from privagrad.data.schema import Schema, encoding_named
 
+if TYPE_CHECKING:
+    import polars as pl
+
 EXCEL = ".xlsx"
+FRAMES = (".parquet", ".arrow", ".ipc", ".feather")
 _CHARACTERS = 2**20
 _UTF8 = ("utf-8", "utf-8-sig", "ascii")
 
@@ -53,13 +58,29 @@ def _write_text(path: Path, packed: bool, encoding: str, copy: Path) -> None:
         with source, copy.open("w", encoding="utf-8", newline="") as target:
             while piece := source.read(_CHARACTERS):
                 target.write(piece)
-    except UnicodeError as error:
-        raise undecodable(path, encoding) from error
+    except UnicodeError:
+        raise undecodable(path, encoding) from None
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise ValueError(
             f"Expected a whole gzip file in {path.name}, found one that is cut off or damaged: "
             "copy or download it again. Nothing was spent."
         ) from error
+
+
+def empty_lines_at_the_end(path: Path) -> int:
+    """How many lines without any character a text file ends with."""
+    ends = 0
+    with path.open("rb") as file:
+        place = file.seek(0, os.SEEK_END)
+        while place:
+            size = min(place, _CHARACTERS)
+            place = file.seek(place - size)
+            block = file.read(size)
+            rest = block.rstrip(b"\r\n")
+            ends += block.count(b"\n", len(rest))
+            if rest:
+                break
+    return max(ends - 1, 0)
 
 
 def undecodable(path: Path, encoding: str) -> ValueError:
@@ -81,16 +102,27 @@ def _write_sheet(path: Path, schema: Schema, copy: Path) -> None:
         ) from error
     try:
         book = fastexcel.read_excel(path)
-        sheet = book.load_sheet(
-            _sheet(book.sheet_names, schema.sheet, path), header_row=None, dtypes="string"
+        name = _sheet(book.sheet_names, schema.sheet, path)
+        texts, numbers = (
+            pl.DataFrame(book.load_sheet(name, header_row=None, dtypes=kind))
+            for kind in ("string", "float")
         )
-        frame = pl.DataFrame(sheet)
-    except fastexcel.FastExcelError as error:
+    except fastexcel.FastExcelError:
         raise ValueError(
             f"Expected an Excel file in {path.name}, found one that cannot be read: save it again "
             "as .xlsx, or as CSV. Nothing was spent."
-        ) from error
-    frame.write_csv(copy, separator=schema.separator, include_header=False)
+        ) from None
+    cells = [_exact(text, number) for text, number in zip(texts, numbers, strict=True)]
+    pl.DataFrame(cells).write_csv(copy, separator=schema.separator, include_header=False)
+
+
+def _exact(texts: pl.Series, numbers: pl.Series) -> pl.Series:
+    """Cells as texts, numbers with all their digits: as texts they come rounded to 9 decimals.
+
+    A text that reads as the number of its cell stays as it is, such as 007.
+    """
+    read = texts.cast(numbers.dtype, strict=False)
+    return texts.zip_with((read == numbers).fill_null(True), numbers.cast(texts.dtype))
 
 
 def _sheet(names: list[str], wanted: str | None, path: Path) -> str:

@@ -166,7 +166,7 @@ def _opened(model: SavedModel, path: Path) -> Table:
             raise ValueError(
                 f"Expected a table with the columns of {model.made['table']}, found {path.name}."
             )
-        return open_table(path, model.schema)
+        return open_table(path, model.schema, of_model=True)
     schema = libsvm_schema("number" if model.classes is None else "category",
                            tuple(model.classes or ()))  # fmt: skip
     return open_libsvm(path, schema, len(model.features))

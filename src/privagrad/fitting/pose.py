@@ -36,7 +36,8 @@ def pose(table: Table, settings: FitSettings, *, discovered: bool = False) -> Pr
     if not encoding.names:
         raise ValueError(
             "Expected columns to learn from, found none: no category was frequent enough to be "
-            "discovered. State categories in the schema."
+            "discovered. State categories in the schema. The run stays charged: finding this out "
+            "was a release."
         )
     target_bounds: Bounds | None = None
     if target.low is not None and target.high is not None:

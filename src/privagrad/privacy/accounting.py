@@ -49,6 +49,15 @@ _SMALLEST_DELTA = 1e-14
 """Below that, delta(epsilon) is only rough."""
 
 
+def require_meaningful(epsilon: float) -> None:
+    """Refuse an epsilon that protects nobody."""
+    if validate.positive("epsilon", epsilon) > _MEANINGLESS:
+        raise ValueError(
+            f"Expected epsilon <= {_MEANINGLESS:g}, found {epsilon!r}: such a budget protects "
+            "nobody. For no privacy minimise with epsilon=float('inf')."
+        )
+
+
 @dataclass(frozen=True)
 class PrivacyReport:
     """What a result really cost.
@@ -185,11 +194,7 @@ class PrivacyPlan:
         cls, event: Release, epsilon: float, delta: float, other_events: Iterable[Event] = ()
     ) -> PrivacyPlan:
         """`calibrate` for any event: the least noise multiplier that keeps within the budget."""
-        if validate.positive("epsilon", epsilon) > _MEANINGLESS:
-            raise ValueError(
-                f"Expected epsilon <= {_MEANINGLESS:g}, found {epsilon!r}: such a budget protects "
-                "nobody. For no privacy minimise with epsilon=float('inf')."
-            )
+        require_meaningful(epsilon)
         delta = validate.delta_of(delta)
         earlier = f"earlier {event.purpose}"
         others = tuple(

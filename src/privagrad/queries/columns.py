@@ -21,7 +21,7 @@ from privagrad._internal.threads import add_parts, pool_of
 from privagrad._internal.validate import Integers, Vector
 from privagrad.glm.kernels import FlatRows
 from privagrad.glm.rows import DenseRows
-from privagrad.privacy.accounting import PrivacyPlan
+from privagrad.privacy.accounting import PrivacyPlan, require_meaningful
 from privagrad.privacy.bounded import Adds, BoundedSum
 from privagrad.privacy.events import GaussianEvent, Relation, relation_named
 from privagrad.privacy.mechanism import GaussianSum
@@ -106,6 +106,7 @@ class Ranges:
 
 def query_event(share: Share, epsilon: float, delta: float, relation: Relation) -> GaussianEvent:
     """The query, with the noise that its part of epsilon allows."""
+    require_meaningful(epsilon)
     double = 2.0 if relation_named(relation) == "replace-one" else 1.0
     query = GaussianEvent(1.0, purpose=share.purpose)
     alone = PrivacyPlan.calibrate_event(query, share.part * epsilon, delta)
