@@ -711,3 +711,14 @@ def test_names_that_no_file_can_have_are_refused_before_the_charge(tmp_path):
     with pytest.raises(ValueError, match="a file name of at most"):
         run(job, tmp_path / ("x" * 300), False)
     assert ledger.account("rows").runs == ()
+
+
+def test_where_nothing_is_blank_nothing_is_learned_of_blanks(tmp_path):
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((6000, 2))
+    y = np.where(x[:, 0] + rng.logistic(size=6000) > 0, "yes", "no")
+    pl.DataFrame({"a": x[:, 0], "b": x[:, 1], "y": y}).write_csv(tmp_path / "t.csv")
+    model = run(prepare(FitRequest(tmp_path / "t.csv", "y", 1.0, classes=("no", "yes"))))
+    coef = dict(zip(model.features, model.coef[0].tolist(), strict=True))
+    assert coef["a"] > 0.5
+    assert abs(coef["a is missing"]) + abs(coef["b is missing"]) < 1e-9

@@ -347,13 +347,9 @@ def _columns(problem: Problem, releases: Releases) -> Columns:
         return _learned(
             rows, asked, problem.bounds, releases, problem.intercept, blanks=problem.blanks
         )
-    found = moments.private_columns(
+    return moments.private_columns(
         rows, asked, releases, limits=problem.limits, blanks=problem.blanks
     )
-    if problem.limits is None:
-        return found
-    unit = np.minimum(found.unit, problem.limits)
-    return replace(found, unit=unit, moments=found.moments * np.square(found.unit / unit))
 
 
 def _target(problem: Problem, releases: Releases) -> tuple[float, float]:

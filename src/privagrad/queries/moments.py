@@ -177,6 +177,8 @@ def private_columns(
         small = told
     # Halfway between columns of one size and columns of one spread.
     unit = np.where(small, unit * np.sqrt(np.clip(deviation / unit, _LEAST_SPREAD, 1.0)), unit)
+    if limits is not None:
+        unit = np.minimum(unit, limits)
     # Of columns that say what is missing where nothing is, noise alone would be learned.
     unit[silent] = _NOTHING
     # Noise may show a deviation beyond the size of the entries.
