@@ -92,12 +92,13 @@ class PublicFacts:
     def queries(self, epsilon: float, delta: float) -> list[Share]:
         """The queries before and after the training, over all rows."""
         asked = ((self.column_queries, self.entries), (self.target_queries, 1), (moments.NORMS, 1))
-        shares = [moments.RARE] * self.rare
+        shares: list[Share] = []
         for one, size in asked:
             if isinstance(one, Share):
                 shares.append(one)
             elif one is not None:
                 shares += recipe.visible(one, self.n, size, epsilon, delta)
+        shares[1:1] = [moments.RARE] * self.rare
         return shares + [CALIBRATION] * self.calibrated + [CLASS_SHARES] * self.balanced
 
 
