@@ -64,10 +64,12 @@ def command_door(files: tuple[Path, Path], schema: Schema, epsilon: float, seed:
 
 
 def estimator_door(files: tuple[Path, Path], schema: Schema, epsilon: float, seed: int) -> Any:
-    """Probabilities that the estimator gives the held-out rows."""
+    """Probabilities that the estimator gives the held-out rows: of encoded columns, no schema.
+
+    With `schema=` it would be the command's model to the last bit (tests/estimators/test_doors.py).
+    """
     (X, y), (X_test, _) = (encoded(path, schema) for path in files)
     model = pg.PrivateLogisticRegression(epsilon, classes=[0, 1], random_state=seed)
-    # With `schema=`: PrivateLogisticRegression(..., schema=schema).fit(frame, y).
     return model.fit(filled(X, schema), y).predict_proba(filled(X_test, schema))[:, 1]
 
 
