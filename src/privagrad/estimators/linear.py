@@ -25,7 +25,7 @@ from privagrad.privacy.noise import Noise, RandomState
 ClassWeight = Literal["balanced"] | dict[Any, float] | None
 
 
-class _PrivateLinearClassifier(ClassifierMixin, PrivateLinearEstimator):  # type: ignore[misc]
+class PrivateLinearClassifier(ClassifierMixin, PrivateLinearEstimator):  # type: ignore[misc]
     classes: Any
     class_weight: ClassWeight = None  # of estimators that were pickled without it
 
@@ -131,7 +131,7 @@ class _PrivateLinearClassifier(ClassifierMixin, PrivateLinearEstimator):  # type
         return stated
 
 
-class PrivateLogisticRegression(_PrivateLinearClassifier):
+class PrivateLogisticRegression(PrivateLinearClassifier):
     """Logistic regression under differential privacy, without tuning; softmax for k > 2 classes.
 
     Parameters
@@ -235,7 +235,7 @@ class PrivateLogisticRegression(_PrivateLinearClassifier):
         return np.log(self.predict_proba(X))
 
 
-class PrivateLinearSVC(_PrivateLinearClassifier):
+class PrivateLinearSVC(PrivateLinearClassifier):
     """A linear support vector classifier under differential privacy, without tuning.
 
     It minimises the hinge loss for two classes and Crammer and Singer's loss for more. Parameters,
