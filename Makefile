@@ -3,7 +3,7 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 PYTEST := OPENBLAS_NUM_THREADS=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
 
-.PHONY: help install lock demo test fast coverage fuzz check docs package bench bench-estimators clean
+.PHONY: help install lock demo test fast coverage fuzz check docs package bench bench-estimators audit clean
 
 help:
 	@echo "make install  a virtual environment in .venv with everything for development, as locked"
@@ -17,6 +17,7 @@ help:
 	@echo "make fuzz     the fuzzers, with TIMES (default 100) times as many examples as in make test"
 	@echo "make docs     the documentation as a site in site/"
 	@echo "make package  sdist and wheel in dist/, and a trial of the wheel without any extra"
+	@echo "make audit    attacks on this library beside its claims, about 5 minutes: docs/audit.md"
 	@echo "make bench    side by side with peers, about 25 minutes"
 	@echo "make bench-estimators DATA=dir    the estimators and their peers on the data sets in dir"
 
@@ -83,6 +84,9 @@ bench: install
 bench-estimators: install
 	@test -n "$(DATA)" || { echo "usage: make bench-estimators DATA=dir"; exit 2; }
 	OPENBLAS_NUM_THREADS=1 $(BIN)/python -m benchmarks estimators --data-dir "$(DATA)" --journal build/bench-estimators.jsonl
+
+audit: install
+	OMP_NUM_THREADS=1 $(BIN)/python -W ignore -m benchmarks audit --write docs/audit.md
 
 clean:
 	rm -rf .venv build dist demo-output site .coverage* .mypy_cache .pytest_cache .ruff_cache

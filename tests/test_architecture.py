@@ -24,7 +24,7 @@ FLOORS = [
     ["torch"],
     ["the package's own names", "_former_paths", "testing"],
     ["data"],
-    ["fitting"],
+    ["fitting", "audit"],
     ["report"],
     ["estimators"],
     ["experiments"],

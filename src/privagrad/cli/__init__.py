@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from privagrad.cli import _output, budget, compare, fit, init, models, plan, reproduce
+from privagrad.cli import _output, audit, budget, compare, fit, init, models, plan, reproduce
 
 _COLLECTED_AFTER = 100_000
 """New objects after which the garbage collector looks for garbage."""
@@ -49,7 +49,7 @@ interrupted.""",
 )
 for command in (
     init.init, plan.plan, fit.schema, fit.fit, models.predict, models.evaluate, models.show,
-    compare.compare, compare.theory,
+    compare.compare, compare.theory, audit.audit,
 ):  # fmt: skip
     app.command()(command)
 app.add_typer(budget.app, name="budget")
