@@ -25,6 +25,7 @@ from privagrad.privacy.codec import from_json
 from privagrad.privacy.ledger import Ledger
 from privagrad.queries.figures import Evaluation
 from privagrad.report.fit import write_fit_report
+from privagrad.report.statement import Statement, read_statement
 
 LedgerLike = Ledger | Path | str | None
 ARRAY = "array"
@@ -106,14 +107,24 @@ class FittedEstimator(BaseEstimator):  # type: ignore[misc]
         estimator.n_features_in_ = len(names)
         return estimator._keep(model)
 
-    def report(self, path: Path | str) -> None:
-        """Write one HTML file about the model, what it cost and the budget that was charged."""
+    def report(self, path: Path | str, statement: Statement | Path | str | None = None) -> None:
+        """Write one HTML file about the model, what it cost and the budget that was charged.
+
+        Parameters
+        ----------
+        path : path
+            The file to write.
+        statement : Statement or path of a TOML file, optional
+            What only the data owner can say: `privagrad.report.statement.Statement`.
+        """
         check_is_fitted(self)
         require_writable(Path(path))
+        if isinstance(statement, (Path, str)):
+            statement = read_statement(statement)
         name, account = self.model_.made["dataset"], None
         if name is not None and name == self.dataset:
             account = None if self._ledger is None else self._ledger.account(name)
-        write_fit_report(Path(path), self.model_, account)
+        write_fit_report(Path(path), self.model_, account, statement)
 
     def evaluate_on(self, X: Any, y: Any) -> Evaluation:
         """Exact figures on other rows. They are NOT private, and charged to no budget.

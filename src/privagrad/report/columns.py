@@ -56,7 +56,7 @@ def _use(column: Column, schema: Schema, hidden: Collection[str]) -> tuple[str, 
     if len(lost) == len(names):
         use = "used, but not measurable: too few rows have it"
     elif lost:
-        use = f"used; not measurable in {_few([name.removeprefix(column.name) for name in lost])}"
+        use = f"used; too few rows to measure {_few(lost)}"
     return use, "; ".join(_reading(column))
 
 
@@ -80,7 +80,7 @@ def _reading(column: Column) -> Iterator[str]:
     if any(part.kind == "number" for part in column.encoded):
         yield _bounds(column)
     if column.indicator is not None:
-        yield "a further column says where it is missing"
+        yield "a column of its own for blanks"
     elif column.missing is not False:
         yield f"missing counts as {readable(column.missing)}"
 

@@ -46,9 +46,7 @@ def write_evaluation_report(path: Path, model: SavedModel, found: Mapping[str, A
     banner = Banner("NOT PRIVATE: exact figures, which reveal something about the rows.", "warning")
     if privacy := found.get("privacy"):
         verdict = verdict_of_model(privacy, found["rows"])
-        cost = (
-            f"Epsilon {privacy['epsilon']:.4g} at delta {privacy['delta']:.3g} for these figures."
-        )
+        cost = f"Cost: epsilon {privacy['epsilon']:.4g} at delta {privacy['delta']:.3g}."
         banner = Banner(verdict.headline, verdict.tone, (cost, *verdict.sentences))
     blocks = [banner, *figure_blocks(found, model.classes, where), _model_card(model)]
     subtitle = f"{model.loss} of {model.made['at']}, evaluated on {where}"

@@ -119,11 +119,8 @@ def _accounting(model: SavedModel) -> str:
 def _ellipsoid(model: SavedModel) -> Figure:
     half_axes = model.made["radius"] / np.sqrt(model.scale)
     order = np.argsort(-half_axes)
-    shown = (
-        order
-        if order.size <= MOST_BARS
-        else np.r_[order[: MOST_BARS // 2], order[-MOST_BARS // 2 :]]
-    )
+    half = MOST_BARS // 2
+    shown = order if order.size <= MOST_BARS else np.r_[order[:half], order[-half:]]
     chart = bar_chart(
         [model.features[j] for j in shown], half_axes[shown], x_label="half axis of the ellipsoid"
     )
@@ -143,7 +140,7 @@ def _all_coefficients(model: SavedModel) -> list[Block]:
     blocks: list[Block] = []
     for start in range(0, len(names), _CLASSES):
         some = slice(start, start + _CLASSES)
-        columns = ["feature", *(f"coefficient {name}".strip() for name in names[some]), "95 %: ±"]
+        columns = ["feature", *(name or "coefficient" for name in names[some]), "95 %: ±"]
         rows: list[list[Cell]] = [
             [model.features[j], *model.coef[some, j].tolist(), float(reach[j])]
             for j in model.ranking

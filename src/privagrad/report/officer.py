@@ -13,10 +13,8 @@ from privagrad.report.verdict import verdict_of_model
 
 _OPEN = "open: to be filled in by the data owner"
 _RELATIONS = {
-    "zero-out": "With the guarantee it makes little difference whether the {unit} contributes its "
-    "values or nothing. The number of {unit}s stays the same and is public.",
-    "replace-one": "With the guarantee it makes little difference whether the {unit} holds its "
-    "values or any others. The number of {unit}s stays the same and is public.",
+    "zero-out": "One {unit} contributes its values, or nothing; the number of {unit}s is public.",
+    "replace-one": "One {unit} holds its values, or any others; the number of {unit}s is public.",
 }
 """A neighbouring relation in plain words."""
 
@@ -53,8 +51,8 @@ def _purpose(model: SavedModel, said: Statement) -> Facts:
         ("Owner", _listed(said.curators)),
         ("Contact", said.contact),
         ("Data set", data),
-        ("Released", f"A linear model that predicts {target_of(model)}, fitted {made['at'][:10]}, "
-         "with its figures in this report."),
+        ("Released", f"A linear model of {target_of(model)}, fitted {made['at'][:10]}, and this "
+         "report."),
     ]  # fmt: skip
     told = [("Name", said.name), ("Description", said.description)]
     return Facts("What it is for", [*(row for row in told if row[1]), *rows], _OPEN)
@@ -64,13 +62,13 @@ def _guarantee(model: SavedModel, account: Account | None, said: Statement) -> F
     privacy = model.privacy
     unit = privacy.get("unit", "row")
     protected = f"One {unit} of the table."
-    if unit == "row" and not said.privacy_unit:
-        protected += " A person is protected as a whole only if no person has several rows."
+    if unit == "row":
+        protected = "One row of the table: a person, if no person has several rows."
     rows: list[tuple[str, str | None]] = [
         ("Protected", protected),
         (f"What a {unit} is to a person", said.privacy_unit),
         ("Rows of one person", said.rows_per_person),
-        ("In plain words", _RELATIONS[privacy["relation"]].format(unit=unit)),
+        ("Tables compared", _RELATIONS[privacy["relation"]].format(unit=unit)),
         ("Epsilon", f"{readable(float(privacy['epsilon']))}, all releases of this run together"),
         ("Delta", f"{privacy['delta']:.3g}"),
         ("Budget", _budget(model, account)),
@@ -81,10 +79,7 @@ def _guarantee(model: SavedModel, account: Account | None, said: Statement) -> F
 def _budget(model: SavedModel, account: Account | None) -> str:
     name = model.made["dataset"]
     if name is None:
-        return (
-            "None. This run was charged to no budget: what else was computed from these rows is "
-            "not known here."
-        )
+        return "None: the run was charged to no budget. Other runs on these rows are not known."
     if account is None:
         return f"{name}. This report was written without its ledger."
     spent = account.spent
@@ -102,8 +97,8 @@ def _not_covered(model: SavedModel, account: Account | None) -> Sequence[str]:
     factors = [math.exp(min(k * epsilon, 700.0)) for k in (1, 3)]
     shown = ["more than 10,000" if f > _FACTOR else f"{_rounded_up(f)}" for f in factors]
     groups = (
-        f"Groups of related {unit}s. For k {unit}s together, epsilon is k times as large: an "
-        f"attacker's odds change by a factor of up to {shown[0]} for one, and up to {shown[1]} for "
+        f"Groups of related {unit}s. For k {unit}s together epsilon is k times as large: an "
+        f"attacker's odds change by a factor of up to {shown[0]} for one {unit}, {shown[1]} for "
         "three."
     )
     if unit == "row":
@@ -111,16 +106,15 @@ def _not_covered(model: SavedModel, account: Account | None) -> Sequence[str]:
     lines = [groups] if math.isfinite(epsilon) else []
     if test := model.evaluation.get("test"):
         lines.append(
-            f"The scores on the test table {test['table']}: they are exact and NOT private. They "
+            f"The scores on the test table {test['table']}: they are exact and NOT private, and "
             f"reveal something about its {test['rows']:,} rows."
         )
     runs = "Other runs on the same rows that were charged to no budget."
     if made["dataset"] is None:
-        runs = "Other runs on the same rows. Without a budget nobody adds up what they cost."
+        runs = "Other runs on the same rows: without a budget their costs are not added up."
     return [
         *lines,
-        "What is true of the whole population: the model is there to learn it, and it may tell "
-        "something about people who are not in the table.",
+        "What is true of the whole population: the model is there to learn it.",
         runs,
         "The same people in other data sets.",
     ]
@@ -133,11 +127,11 @@ def _rounded_up(factor: float) -> str:
 
 def _decisions(said: Statement) -> Facts:
     rows = [
-        ("What the model is published for, and who receives it", said.release_access),
+        ("Who receives the model", said.release_access),
         ("Why this epsilon and this delta", said.justification),
         ("Who may spend the budget", said.budget_policy),
         ("When it is used up", said.budget_exhausted),
-        ("Where the public facts come from", said.public_facts),
+        ("Origin of the public facts", said.public_facts),
         ("Who sees the raw rows", said.raw_access),
         ("Other releases of these data", said.other_releases),
     ]

@@ -27,7 +27,8 @@ Row = tuple[str, Cell] | tuple[str, Cell, str]
 
 _MOST_ROWS = 400
 _MOST_PRINTED = 120
-_WIDE = 8
+_WIDE = 7
+_SHORT, _MATRIX = 8, 30
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
 _SIGNS = {"note": "i", "good": "✓", "caution": "~", "warning": "!"}
 # Characters that are invisible, or that reverse the order of the text around them.
@@ -119,11 +120,12 @@ class Part:
     intro: str = ""
 
 
+_PAIRED = (Card, Figure, Items)
 Block = Card | Table | Figure | Text | Banner | Facts | Items | Part
 
 
 def render(title: str, subtitle: str, blocks: Sequence[Block]) -> str:
-    """The page as text; consecutive cards and figures are shown side by side."""
+    """The page as text; consecutive cards, figures and lists are shown side by side."""
     style = resources.files("privagrad.report").joinpath("style.css").read_text("utf-8")
     body = "\n".join(_parts(blocks))
     return f"""<!doctype html>
@@ -214,7 +216,7 @@ def _parts(blocks: Sequence[Block]) -> Iterator[str]:
 
 def _side_by_side(blocks: Sequence[Block], heading: str) -> str:
     parts = []
-    for paired, group in groupby(blocks, key=lambda block: isinstance(block, Card | Figure)):
+    for paired, group in groupby(blocks, key=lambda block: isinstance(block, _PAIRED)):
         shown = "\n".join(_block(block, heading) for block in group)
         parts.append(f'<div class="pair">\n{shown}\n</div>' if paired else shown)
     return "\n".join(parts)
@@ -246,6 +248,10 @@ def _block(block: Block, heading: str) -> str:
         inner = _titled_table(block, head)
     else:
         raise TypeError(f"Expected a block within a part, found {kind}.")
+    if isinstance(block, Table) and len(block.rows) <= (
+        _SHORT if len(block.columns) <= _WIDE else _MATRIX
+    ):
+        kind += " short"
     return f'<section class="{kind}">{inner}</section>'
 
 

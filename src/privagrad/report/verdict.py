@@ -113,7 +113,7 @@ def verdict_of(
     ]
     if delta >= 1 / rows:
         level, start = "little", "This protects little"
-    elif delta > _WELL_BELOW / rows and level in ("strong", "moderate"):
+    elif delta > most_of(rows) and level in ("strong", "moderate"):
         level, start = "weak", "Weak protection"
     spent = 0.0 if account is None else account.spent
     if account is not None and not spent <= account.epsilon * (1 + _ROUNDING):
@@ -159,6 +159,11 @@ def posterior(prior: float, epsilon: float) -> float:
     return 1 / (1 + against)
 
 
+def most_of(rows: int) -> float:
+    """The largest delta that is well below one over the number of rows."""
+    return _WELL_BELOW / rows * (1 + _ROUNDING)
+
+
 def percent(probability: float) -> str:
     """An upper bound in percent, rounded up; "certainty" where hardly anything is missing to it."""
     missing = 1 - probability
@@ -193,18 +198,18 @@ def _suspicion(epsilon: float, delta: float, relation: str, unit: str) -> str:
 
 
 def _about_delta(delta: float, rows: int, unit: str) -> str:
-    told = f"Delta, {delta:.3g}, bounds the probability that the guarantee fails."
+    told = f"Delta, {delta:.3g}, bounds the probability that the guarantee fails"
     if delta >= 1 / rows:
         return (
-            f"{told} It is not below 1/{rows:,}, one over the number of {unit}s: publishing a "
+            f"{told}. It is not below 1/{rows:,}, one over the number of {unit}s: publishing a "
             f"{unit} picked at random would meet it."
         )
-    if delta > _WELL_BELOW / rows:
+    if delta > most_of(rows):
         return (
-            f"{told} It should be well below 1/{rows:,}, one over the number of {unit}s, at most "
+            f"{told}. It should be well below 1/{rows:,}, one over the number of {unit}s, at most "
             "a tenth of it."
         )
-    return f"{told} It is well below 1/{rows:,}, one over the number of {unit}s, as it should be."
+    return f"{told}; it is well below 1/{rows:,}, one over the number of {unit}s."
 
 
 def _of(text: str, unit: str) -> str:
