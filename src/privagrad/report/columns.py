@@ -23,8 +23,9 @@ def column_blocks(model: SavedModel) -> list[Block]:
     if schema is None or len(schema.columns) < 2:
         return [_unnamed(model, hidden)]
     rows = [(column.name, *_use(column, schema, hidden)) for column in schema.columns]
-    used = sum(row[1].startswith("used") for row in rows)
-    title = f"Columns: {used} used, {len(rows) - used - 1} not used"
+    used = sum(use.startswith("used") for _, use, _ in rows)
+    unused = sum(use.startswith(("ignored", "not used")) for _, use, _ in rows)
+    title = f"Columns: {used:,} used, {unused:,} not used"
     blocks: list[Block] = [
         Table(title, ("column", "use", "read as"), rows, collapsed=len(rows) > _FEW)
     ]

@@ -9,7 +9,7 @@ from privagrad.data.models import SavedModel
 from privagrad.privacy.ledger import Account
 from privagrad.report.page import Banner, Block, Facts, Items, readable
 from privagrad.report.statement import Statement
-from privagrad.report.verdict import verdict_of_model
+from privagrad.report.verdict import one_in, verdict_of_model
 
 _OPEN = "open: to be filled in by the data owner"
 _RELATIONS = {
@@ -70,7 +70,10 @@ def _guarantee(model: SavedModel, account: Account | None, said: Statement) -> F
         ("Rows of one person", said.rows_per_person),
         ("Tables compared", _RELATIONS[privacy["relation"]].format(unit=unit)),
         ("Epsilon", f"{readable(float(privacy['epsilon']))}, all releases of this run together"),
-        ("Delta", f"{privacy['delta']:.3g}"),
+        (
+            "Delta",
+            f"{privacy['delta']:.3g}: the guarantee may fail in {one_in(privacy['delta'])} cases",
+        ),
         ("Budget", _budget(model, account)),
     ]
     return Facts("What is guaranteed, and for whom", rows, _OPEN)
@@ -81,14 +84,13 @@ def _budget(model: SavedModel, account: Account | None) -> str:
     if name is None:
         return "None: the run was charged to no budget. Other runs on these rows are not known."
     if account is None:
-        return f"{name}. This report was written without its ledger."
+        return f"Budget {name}. This report was written without its ledger."
     spent = account.spent
     left = f"{max(account.epsilon - spent, 0.0):.4g}" if math.isfinite(spent) else "nothing"
     known = any(run.name == model.made["run"] for run in account.runs)
     missing = "" if known else f" The ledger does not hold run {model.made['run']} of this model."
-    return (
-        f"{name}: {left} of epsilon {account.epsilon:g} left, at delta {account.delta:g}.{missing}"
-    )
+    total = f"epsilon {account.epsilon:g} left, at delta {account.delta:g}."
+    return f"Budget {name}: {left} of {total}{missing}"
 
 
 def _not_covered(model: SavedModel, account: Account | None) -> Sequence[str]:

@@ -28,7 +28,7 @@ Row = tuple[str, Cell] | tuple[str, Cell, str]
 _MOST_ROWS = 400
 _MOST_PRINTED = 120
 _WIDE = 7
-_SHORT, _MATRIX = 8, 30
+_SHORT, _MATRIX = 8, 15
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
 _SIGNS = {"note": "i", "good": "✓", "caution": "~", "warning": "!"}
 # Characters that are invisible, or that reverse the order of the text around them.
@@ -36,6 +36,7 @@ _UNPRINTABLE = re.compile(
     r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff\ufffe\uffff]"
 )
 # A number stays on one line with what belongs to it.
+_HYPHENS = re.compile(r"(?<=\d)-(?=\d)|(?<=\de)-(?=\d)")
 _JOINED = re.compile(r"(?<=\d) (?=[%±])|(?<=±) (?=\d)")
 
 
@@ -199,6 +200,11 @@ def escape(text: object) -> str:
     return html.escape(_JOINED.sub("\u00a0", _UNPRINTABLE.sub("\ufffd", str(text))))
 
 
+def prose(text: object) -> str:
+    """Text for a paragraph, in which no line ends within a number or a date."""
+    return _HYPHENS.sub("-\u2060", escape(text))
+
+
 def _parts(blocks: Sequence[Block]) -> Iterator[str]:
     """The blocks before the first part, and each part with its blocks."""
     starts = [i for i, block in enumerate(blocks) if isinstance(block, Part)]
@@ -225,10 +231,10 @@ def _side_by_side(blocks: Sequence[Block], heading: str) -> str:
 def _block(block: Block, heading: str) -> str:
     if isinstance(block, Banner):
         sign = _SIGNS[validate.choice("kind", block.kind, _SIGNS)]
-        more = "".join(f"<p>{escape(text)}</p>" for text in block.more)
+        more = "".join(f"<p>{prose(text)}</p>" for text in block.more)
         return (
             f'<div class="banner {block.kind}"><span aria-hidden="true">{sign}</span> '
-            f"<div><p><strong>{escape(block.text)}</strong></p>{more}</div></div>"
+            f"<div><p><strong>{prose(block.text)}</strong></p>{more}</div></div>"
         )
     kind = type(block).__name__.lower()
     head = f"<{heading}>{escape(block.title)}</{heading}>"
@@ -237,11 +243,9 @@ def _block(block: Block, heading: str) -> str:
     elif isinstance(block, Facts):
         inner = head + "<dl>" + "".join(_answer(*row, block.open) for row in block.rows) + "</dl>"
     elif isinstance(block, Items):
-        inner = (
-            head + "<ul>" + "".join(f"<li>{escape(item)}</li>" for item in block.items) + "</ul>"
-        )
+        inner = head + "<ul>" + "".join(f"<li>{prose(item)}</li>" for item in block.items) + "</ul>"
     elif isinstance(block, Text):
-        inner = head + "".join(f"<p>{escape(text)}</p>" for text in block.paragraphs)
+        inner = head + "".join(f"<p>{prose(text)}</p>" for text in block.paragraphs)
     elif isinstance(block, Figure):
         inner = head + _figure(block)
     elif isinstance(block, Table):
@@ -263,19 +267,19 @@ def _titled_table(block: Table, head: str) -> str:
     if len(block.rows) <= _MOST_PRINTED:
         return f"<details><summary>{head}</summary>{table}</details>"
     left_out = (
-        f'<p class="unprinted">These {len(block.rows):,} rows are not printed: open the HTML file '
-        "to see them.</p>"
+        f'<p class="unprinted">{escape(block.title)}: {len(block.rows):,} rows, not printed. The '
+        "HTML file shows them.</p>"
     )
     return f'<details class="long"><summary>{head}</summary>{table}</details>{left_out}'
 
 
 def _fact(label: str, value: Cell, note: str = "") -> str:
-    small = f"<small>{escape(note)}</small>" if note else ""
-    return f"<div><dt>{escape(label)}</dt><dd>{escape(readable(value))}{small}</dd></div>"
+    small = f"<small>{prose(note)}</small>" if note else ""
+    return f"<div><dt>{escape(label)}</dt><dd>{prose(readable(value))}{small}</dd></div>"
 
 
 def _answer(question: str, answer: str | None, unanswered: str) -> str:
-    told = f"<dd>{escape(answer)}</dd>"
+    told = f"<dd>{prose(answer)}</dd>"
     if answer is None:
         told = f'<dd class="open">{escape(unanswered)}</dd>'
     return f"<div><dt>{escape(question)}</dt>{told}</div>"
@@ -285,7 +289,7 @@ def _figure(figure: Figure) -> str:
     rows = figure.chart.rows
     every = math.ceil(len(rows) / _MOST_ROWS) or 1
     what = "Data" if every == 1 else f"Data: {len(rows[::every]):,} of {len(rows):,} rows"
-    caption = f"<figcaption>{escape(figure.caption)}</figcaption>" if figure.caption else ""
+    caption = f"<figcaption>{prose(figure.caption)}</figcaption>" if figure.caption else ""
     table = _table(f"Data of {figure.title}", figure.chart.columns, rows[::every])
     data = f"<details><summary>{what}</summary>{table}</details>" if rows else ""
     return f"<figure>{figure.chart.svg}{caption}</figure>{data}"

@@ -49,6 +49,7 @@ _CERTAIN = 1e-4
 _CERTAINLY = "certainty"
 _WELL_BELOW = 0.1
 _ROUNDING = 1e-9
+_TINIEST = 1e-12
 
 HIDDEN = {
     "zero-out": "whether a given row took part",
@@ -159,6 +160,13 @@ def posterior(prior: float, epsilon: float) -> float:
     return 1 / (1 + against)
 
 
+def one_in(probability: float) -> str:
+    """A small probability as "1 in 606", never understated."""
+    if probability < _TINIEST:
+        return f"{probability:.1g}"
+    return f"1 in {math.floor(1 / probability * (1 + _ROUNDING)):,}"
+
+
 def most_of(rows: int) -> float:
     """The largest delta that is well below one over the number of rows."""
     return _WELL_BELOW / rows * (1 + _ROUNDING)
@@ -189,16 +197,16 @@ def _suspicion(epsilon: float, delta: float, relation: str, unit: str) -> str:
     before = f"A suspicion of 1 in {round(1 / _SUSPICION):,} {_SUSPECTED[relation]}"
     after = posterior(_SUSPICION, epsilon)
     if after < 0.1:
-        chance = f"at most 1 in {math.floor(1 / after + 1e-9):,}"
+        chance = f"at most {one_in(after)}"
     elif (share := percent(after)) == _CERTAINLY:
         return _of(f"{before} can become as good as certain, too.", unit)
     else:
         chance = f"at most {share}"
-    return _of(f"{before} becomes {chance}, except with a probability of {delta:.3g}.", unit)
+    return _of(f"{before} becomes {chance}, except with a probability of {one_in(delta)}.", unit)
 
 
 def _about_delta(delta: float, rows: int, unit: str) -> str:
-    told = f"Delta, {delta:.3g}, bounds the probability that the guarantee fails"
+    told = f"Delta, {one_in(delta)}, bounds the probability that the guarantee fails"
     if delta >= 1 / rows:
         return (
             f"{told}. It is not below 1/{rows:,}, one over the number of {unit}s: publishing a "
