@@ -365,6 +365,7 @@ def test_columns_are_listed_with_their_use_and_encoding(tmp_path: Path) -> None:
         Column("id", "ignore"),
         Column("age", low=18, high=90, missing=False),
         Column("pay"),
+        Column("rent", low=0),
         Column("job", "category", categories=("cook", "poet")),
         Column("town", "category"),
         Column("born", "date", low=0.0, high=365.0, missing=1.5),
@@ -372,19 +373,21 @@ def test_columns_are_listed_with_their_use_and_encoding(tmp_path: Path) -> None:
         Column("y", "category", categories=("no", "yes")),
     )
     schema, saved = Schema(columns, "y"), model(["no", "yes"])
-    hidden = ["pay", "pay is missing", "job=poet"]
+    hidden = ["pay", "pay is missing", "rent is missing", "job=poet"]
     notes = ["Ignored columns: 'id'.", "Look at age."]
     made = {**saved.made, "not_measurable": hidden, "notes": notes}
     path = tmp_path / "report.html"
     write_fit_report(path, replace(saved, schema=schema, made=made))
     page = plain(path)
-    table = page[page.index("Columns: 5 used, 2 not used") :]
-    rows = [re.findall("<td>(.*?)</td>", row) for row in re.findall("<tr>(.*?)</tr>", table)][1:9]
+    table = page[page.index("Columns: 6 used, 2 not used") :]
+    rows = [re.findall("<td>(.*?)</td>", row) for row in re.findall("<tr>(.*?)</tr>", table)][1:10]
     assert rows == [
         ["id", "ignored: the schema says so", "–"],
         ["age", "used", "number; 18 to 90 (stated)"],
         ["pay", "used, but not measurable: too few rows have it",
          "number; range learned with noise; a column of its own for blanks"],
+        ["rent", "used; too few blanks to learn from them",
+         "number; at least 0 (stated); a column of its own for blanks"],
         ["job", "used; too few rows to measure job=poet", "2 categories: cook, poet"],
         ["town", "not used: no category was frequent enough to be discovered", "category"],
         ["born", "used", "date: days, month, weekday; 1970-01-01 to 1971-01-01 (stated); "

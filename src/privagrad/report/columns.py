@@ -56,6 +56,8 @@ def _use(column: Column, schema: Schema, hidden: Collection[str]) -> tuple[str, 
     use = "used"
     if len(lost) == len(names):
         use = "used, but not measurable: too few rows have it"
+    elif lost == [column.indicator]:
+        use = "used; too few blanks to learn from them"
     elif lost:
         use = f"used; too few rows to measure {_few(lost)}"
     return use, "; ".join(_reading(column))

@@ -60,7 +60,7 @@ def _purpose(model: SavedModel, said: Statement) -> Facts:
 
 def _guarantee(model: SavedModel, account: Account | None, said: Statement) -> Facts:
     privacy = model.privacy
-    unit = privacy.get("unit", "row")
+    unit, delta = privacy.get("unit", "row"), float(privacy["delta"])
     protected = f"One {unit} of the table."
     if unit == "row":
         protected = "One row of the table: a person, if no person has several rows."
@@ -70,10 +70,7 @@ def _guarantee(model: SavedModel, account: Account | None, said: Statement) -> F
         ("Rows of one person", said.rows_per_person),
         ("Tables compared", _RELATIONS[privacy["relation"]].format(unit=unit)),
         ("Epsilon", f"{readable(float(privacy['epsilon']))}, all releases of this run together"),
-        (
-            "Delta",
-            f"{privacy['delta']:.3g}: the guarantee may fail in {one_in(privacy['delta'])} cases",
-        ),
+        ("Delta", f"{delta:.3g}: the guarantee fails in at most {one_in(delta)} cases"),
         ("Budget", _budget(model, account)),
     ]
     return Facts("What is guaranteed, and for whom", rows, _OPEN)

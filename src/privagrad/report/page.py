@@ -37,7 +37,7 @@ _UNPRINTABLE = re.compile(
 )
 # A number stays on one line with what belongs to it.
 _HYPHENS = re.compile(r"(?<=\d)-(?=\d)|(?<=\de)-(?=\d)")
-_JOINED = re.compile(r"(?<=\d) (?=[%±])|(?<=±) (?=\d)")
+_JOINED = re.compile(r"(?<=\d) (?=[%±]|in \d)|(?<=±) (?=\d)|(?<=\d in) (?=\d)")
 
 
 @dataclass(frozen=True)

@@ -33,7 +33,7 @@ _TONES: dict[Level, Tone] = {
 }
 _BANDS: tuple[tuple[float, Level, str, str], ...] = (
     (1.0, "strong", "Strong protection",
-     "An epsilon of at most 1 protects against any attacker, whatever the attacker knows."),
+     "An epsilon of at most 1 protects well, whatever an attacker knows."),
     (3.0, "moderate", "Moderate protection",
      "An epsilon between 1 and 3 still limits what any attacker can conclude."),
     (10.0, "weak", "Weak protection",
