@@ -105,6 +105,8 @@ def _accounting(model: SavedModel) -> str:
         "Each release is a sum to which no row contributes more than norm 1, plus Gaussian noise "
         "with the noise multiplier in the table as its standard deviation. "
     )
+    if any(event.get("leak") for event in events):
+        how += "What the discovery of categories may reveal is added to delta. "
     if any(event.get("sampling") for event in events):
         return how + (
             "Releases over samples are composed as privacy loss distributions, whose losses are "
