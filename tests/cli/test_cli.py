@@ -125,6 +125,8 @@ def test_from_a_file_to_predictions(book):
     assert "To find the rich." in Path("again.html").read_text()
     refused = run("show", "rich.model", "--statement", "statement.toml", code=2)
     assert "--report FILE with --statement" in refused.output
+    same = ("--report", "statement.toml", "--statement", "statement.toml")
+    assert "found the statement" in run("show", "rich.model", *same, code=2).output
 
 
 def test_numbers_alone_need_no_schema_and_one_command():

@@ -123,6 +123,8 @@ def read_statement_for(report: Path | None, statement: Path | None) -> Statement
         return None
     if report is None:
         raise ValueError("Expected --report FILE with --statement, found none.")
+    if report.resolve() == statement.resolve():
+        raise ValueError(f"Expected another file for the report, found the statement {report.name}.")
     from privagrad.report.statement import read_statement
 
     return read_statement(statement)
