@@ -40,7 +40,10 @@ ReportPath = Annotated[
 
 
 def command(function: Callable[..., object]) -> Callable[..., None]:
-    """Make a command: print errors in one line; with --json print what it returns, nothing else."""
+    """Make a command: print errors in one line; with --json print what it returns, nothing else.
+
+    A result with an `exit_code` other than 0 ends with it.
+    """
 
     @functools.wraps(function)
     def wrapped(**arguments: Any) -> None:
@@ -54,6 +57,8 @@ def command(function: Callable[..., object]) -> Callable[..., None]:
                     result = function(**arguments)
             if as_json:
                 print(json.dumps(result, ensure_ascii=False, indent=1, default=str))
+            if isinstance(result, dict) and result.get("exit_code"):
+                raise typer.Exit(result["exit_code"])
         except typer.Exit:
             raise
         except BudgetError as error:

@@ -22,8 +22,9 @@ from privagrad.glm.losses import Loss
 from privagrad.glm.rows import DenseRows, SparseRows, as_rows
 from privagrad.privacy.accounting import PrivacyReport
 from privagrad.privacy.codec import from_json
-from privagrad.privacy.ledger import Ledger
+from privagrad.privacy.ledger import Account, Ledger
 from privagrad.queries.figures import Evaluation
+from privagrad.report.card import StatementLike, privacy_card
 from privagrad.report.fit import write_fit_report
 
 LedgerLike = Ledger | Path | str | None
@@ -110,10 +111,25 @@ class FittedEstimator(BaseEstimator):  # type: ignore[misc]
         """Write one HTML file about the model, what it cost and the budget that was charged."""
         check_is_fitted(self)
         require_writable(Path(path))
-        name, account = self.model_.made["dataset"], None
-        if name is not None and name == self.dataset:
-            account = None if self._ledger is None else self._ledger.account(name)
-        write_fit_report(Path(path), self.model_, account)
+        write_fit_report(Path(path), self.model_, self._account())
+
+    def card(self, statement: StatementLike = None) -> dict[str, Any]:
+        """The privacy card of the model, as plain JSON values: see ``privagrad.report.card``.
+
+        Parameters
+        ----------
+        statement : Statement or path or None
+            What only the owner of the data can say. Without it, these questions stay open.
+        """
+        check_is_fitted(self)
+        return privacy_card(self.model_, statement=statement, account=self._account())
+
+    def _account(self) -> Account | None:
+        """The budget that was charged, if this estimator knows it."""
+        name, ledger = self.model_.made["dataset"], self._ledger
+        if name is None or name != self.dataset or ledger is None:
+            return None
+        return ledger.account(name)
 
     def evaluate_on(self, X: Any, y: Any) -> Evaluation:
         """Exact figures on other rows. They are NOT private, and charged to no budget.
