@@ -134,6 +134,7 @@ def _wrong_values(card: Card) -> Iterator[tuple[Path, str]]:
         yield ("accountant", "name"), _expected(report.accountant, card["accountant"]["name"])
     if rows != card["product"]["rows"]:
         yield ("product", "rows"), _expected(rows, card["product"]["rows"])
+        yield ("guarantee", "rows"), _expected(card["product"]["rows"], rows)
     stated, epsilon = (_number(card["guarantee"][n]) for n in ("stated_epsilon", "epsilon"))
     if stated < epsilon * (1 - TOLERANCE):
         yield ("guarantee", "stated_epsilon"), f"expected at least {epsilon:g}, found {stated:g}"

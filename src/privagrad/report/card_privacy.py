@@ -10,7 +10,7 @@ from typing import Any
 from privagrad.privacy.accounting import PrivacyPlan, PrivacyReport
 from privagrad.privacy.codec import VERSION as EVENTS_VERSION
 from privagrad.privacy.codec import as_json
-from privagrad.privacy.events import Event, GaussianEvent
+from privagrad.privacy.events import Event, GaussianEvent, SelectEvent
 from privagrad.privacy.totals import sensitivity_of
 
 COMPARISON = (
@@ -94,6 +94,14 @@ def unit_of(report: PrivacyReport) -> str:
     return str(getattr(report, "unit", "row"))
 
 
+def event_values(event: Event) -> dict[str, Any]:
+    """An event in the codec's form, with lists where Python has tuples."""
+    values = as_json(event)
+    if isinstance(event, SelectEvent):
+        values["events"] = list(values["events"])
+    return values
+
+
 def finite(value: float) -> float | str:
     """An epsilon as strict JSON has it."""
     return INFINITY if math.isinf(value) else value
@@ -173,7 +181,7 @@ def _native(report: PrivacyReport) -> dict[str, Any]:
     plan = PrivacyPlan(report.events, unprotected=unprotected)
     return {
         "events_version": EVENTS_VERSION,
-        "events": [as_json(event) for event in report.events],
+        "events": [event_values(event) for event in report.events],
         "unprotected": unprotected,
         "gaussian": _gaussian(report),
         "epsilon_at": [

@@ -8,11 +8,10 @@ from typing import Any
 
 from privagrad.data.models import SavedModel
 from privagrad.privacy.accounting import PrivacyReport
-from privagrad.privacy.codec import as_json
 from privagrad.privacy.events import Event, ObjectiveEvent, Release, SelectEvent
 from privagrad.privacy.filters import epsilon_of_runs
 from privagrad.privacy.ledger import Account, Run
-from privagrad.report.card_privacy import finite, is_private
+from privagrad.report.card_privacy import event_values, finite, is_private
 from privagrad.report.statement import UNPRINTABLE
 
 _LONGEST, _MOST_FACTS = 300, 50
@@ -217,7 +216,7 @@ def _run(one: Run, run: str | None) -> dict[str, Any]:
         "at": plain(one.at),
         "state": one.state,
         "this_run": one.name == run,
-        "events": [as_json(event) for event in one.events],
+        "events": [event_values(event) for event in one.events],
     }
 
 

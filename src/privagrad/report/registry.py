@@ -20,8 +20,8 @@ _REQUIRED = ("name", "curators", "description", "purpose", "region", "publicatio
              "registry_authors")  # fmt: skip
 _LONGEST_SLUG = 60
 _POST_PROCESSING = (
-    "Centres, units, coefficients in the columns' own units, probabilities and figures are computed "
-    "from noisy sums alone. Shares are cut to [0, 1]."
+    "Centres, units, coefficients in the columns' own units, probabilities and figures are "
+    "computed from noisy sums alone. Shares are cut to [0, 1]."
 )
 _RELATION = {
     "zero-out": "Two tables with the same number of rows n are adjacent if one {unit} contributes "
@@ -36,8 +36,8 @@ def registry_entry(card: Card) -> dict[str, Any]:
 
     The status is "Draft". A run that is not private is refused.
     """
-    told = card["statement"]
-    if missing := [name for name in _REQUIRED if told[name] is None]:
+    statement = card["statement"]
+    if missing := [name for name in _REQUIRED if statement[name] is None]:
         raise ValueError(
             f"Expected a statement with {', '.join(_REQUIRED)} for the registry, found none for "
             f"{', '.join(missing)}. Fill them in: privagrad card --template statement.toml"
@@ -54,17 +54,17 @@ def registry_entry(card: Card) -> dict[str, Any]:
         "accounting": _accounting(card),
         "implementation": _implementation(card),
     }
-    filled = {name: _without_blanks(part) for name, part in parts.items()}
-    deployment = {"basic": _without_blanks(_basic(told)), **filled}
+    filled = {name: told for name, part in parts.items() if (told := _without_blanks(part))}
+    deployment = {"basic": _without_blanks(_basic(statement)), **filled}
     deployment["administrative"] = _without_blanks(
         {
-            "sources": "\n\n".join(told["links"]) if told["links"] else None,
+            "sources": "\n\n".join(statement["links"]) if statement["links"] else None,
             "notes": _notes(card),
-            "registry_authors": told["registry_authors"],
+            "registry_authors": statement["registry_authors"],
         }
     )
     return {
-        "url_slug": slug_of(told["name"]),
+        "url_slug": slug_of(statement["name"]),
         "status": "Draft",
         "tier": _tier(parts),
         "deployment": deployment,
