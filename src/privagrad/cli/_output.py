@@ -52,7 +52,10 @@ StatementPath = Annotated[
 
 
 def command(function: Callable[..., object]) -> Callable[..., None]:
-    """Make a command: print errors in one line; with --json print what it returns, nothing else."""
+    """Make a command: print errors in one line; with --json print what it returns, nothing else.
+
+    A result with an `exit_code` other than 0 ends with it.
+    """
 
     @functools.wraps(function)
     def wrapped(**arguments: Any) -> None:
@@ -66,6 +69,8 @@ def command(function: Callable[..., object]) -> Callable[..., None]:
                     result = function(**arguments)
             if as_json:
                 print(json.dumps(result, ensure_ascii=False, indent=1, default=str))
+            if isinstance(result, dict) and result.get("exit_code"):
+                raise typer.Exit(result["exit_code"])
         except typer.Exit:
             raise
         except BudgetError as error:
@@ -124,7 +129,9 @@ def read_statement_for(report: Path | None, statement: Path | None) -> Statement
     if report is None:
         raise ValueError("Expected --report FILE with --statement, found none.")
     if report.resolve() == statement.resolve():
-        raise ValueError(f"Expected another file for the report, found the statement {report.name}.")
+        raise ValueError(
+            f"Expected another file for the report, found the statement {report.name}."
+        )
     from privagrad.report.statement import read_statement
 
     return read_statement(statement)

@@ -15,7 +15,7 @@ SECTORS = ("Technology", "Healthcare", "Education", "Government", "Energy", "Fin
 SOURCES = ("Static", "Dynamic")
 _LONGEST = 20_000
 # Characters that are invisible, or that reverse the order of the text around them.
-_UNPRINTABLE = re.compile(
+UNPRINTABLE = re.compile(
     r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u200b\u2028-\u202e\u2066-\u2069\ud800-\udfff\ufeff\uffff]"
 )
 
@@ -250,7 +250,7 @@ def _checked(told: Field[Any], value: Any, problems: list[str]) -> str | tuple[s
 
 
 def _clean(name: str, text: str, problems: list[str]) -> str:
-    if _UNPRINTABLE.search(text):
+    if UNPRINTABLE.search(text):
         problems.append(f"{name} has characters that cannot be seen; type it again")
     if len(text) > _LONGEST:
         problems.append(f"{name} has {len(text)} characters, more than {_LONGEST}: give a link")
