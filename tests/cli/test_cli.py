@@ -71,10 +71,12 @@ def test_from_a_file_to_predictions(book):
     people(Path("people.csv"))
     people(Path("others.csv"), 500, seed=1)
     Path("schema.toml").write_text(SCHEMA)
+    Path("statement.toml").write_text('purpose = "To find the rich."')
     run("budget", "create", "people", "--epsilon", 3, "--delta", 1e-6)
     shown = as_json(
         "fit", "people.csv", "--schema", "schema.toml", "--epsilon", 2, "--dataset", "people",
-        "--test", "others.csv", "--report", "report.html", "-o", "rich.model",
+        "--test", "others.csv", "--report", "report.html", "-o", "rich.model", "--statement",
+        "statement.toml",
     )  # fmt: skip
     assert shown["privacy"]["epsilon"] <= 2
     assert not shown["privacy"]["seeded"]
@@ -111,9 +113,20 @@ def test_from_a_file_to_predictions(book):
         "Positive coefficients raise the probability of yes",
         "NOT private",
         "differential privacy",
+        "Moderate protection: an attacker's 50:50 guess",
     ):
         assert word in shown
-    assert "Private model of rich" in Path("report.html").read_text()
+    page = Path("report.html").read_text()
+    for word in ("Private model of rich", "To find the rich.", "Moderate protection"):
+        assert word in page
+    run("show", "rich.model", "--report", "again.html")
+    assert "To find the rich." not in Path("again.html").read_text()
+    run("show", "rich.model", "--report", "again.html", "--statement", "statement.toml")
+    assert "To find the rich." in Path("again.html").read_text()
+    refused = run("show", "rich.model", "--statement", "statement.toml", code=2)
+    assert "--report FILE with --statement" in refused.output
+    same = ("--report", "statement.toml", "--statement", "statement.toml")
+    assert "found the statement" in run("show", "rich.model", *same, code=2).output
 
 
 def test_numbers_alone_need_no_schema_and_one_command():
@@ -319,6 +332,12 @@ BAD = {
     ),
     "a report over the model": (GOOD, ["-t", "y", "--report", "m.model"], "m.model twice"),
     "a report over the table": (GOOD, ["-t", "y", "--report", "t.csv"], "t.csv twice"),
+    "a statement without a report": (GOOD, ["-t", "y", "--statement", "s.toml"], "--report FILE"),
+    "no statement": (
+        GOOD,
+        ["-t", "y", "--report", "r.html", "--statement", "s.toml"],
+        "nothing at s.toml",
+    ),
     "a report nowhere": (GOOD, ["-t", "y", "--report", "absent/r.html"], "folder"),
     "no folder": (GOOD, ["-t", "y", "-o", "absent/m.model"], "folder"),
     "no schema": (GOOD, ["-t", "y", "--schema", "absent.toml"], "absent.toml"),

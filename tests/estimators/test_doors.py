@@ -24,6 +24,7 @@ from privagrad.fitting import EvaluationRequest, FitRequest, prepare, prepare_ev
 from privagrad.linear import Choices
 from privagrad.privacy.ledger import BudgetError, Ledger
 from privagrad.privacy.mechanism import GaussianSum
+from privagrad.report.statement import Statement
 
 COLUMNS = (
     Column("age", low=0.0, high=120.0),
@@ -189,8 +190,12 @@ def test_regressions_keep_everything_through_files(cls, layout, epsilon, tmp_pat
     assert loaded.privacy_ == model.privacy_
     assert loaded.evaluation_ is None
     assert (model.coef_noise_ == 0).all() == (epsilon == np.inf)
-    model.report(tmp_path / "r.html")
+    model.report(tmp_path / "r.html", Statement(purpose="To test."))
     assert "NOT PRIVATE" in (tmp_path / "r.html").read_text()
+    assert "To test." in (tmp_path / "r.html").read_text()
+    (tmp_path / "s.toml").write_text('purpose = "To read."')
+    model.report(tmp_path / "r.html", statement=tmp_path / "s.toml")
+    assert "To read." in (tmp_path / "r.html").read_text()
     with pytest.raises(ValueError, match=r"privagrad\.load_model"):
         pg.PrivateLogisticRegression.load(tmp_path / "m.model")
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Literal, NoReturn
 
 import numpy as np
 import pytest
 
 from privagrad.report.charts import Kind, Series, bar_chart, gauge, line_chart
-from privagrad.report.page import Banner, Block, Card, Figure, Table, Text
+from privagrad.report.page import Banner, Block, Card, Facts, Figure, Items, Part, Table, Text
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
@@ -37,8 +37,11 @@ def blocks() -> list[Block]:
     parts: list[tuple[str, float, Kind]] = [
         ("earlier runs", 0.6, "spent"), ("open", 0.3, "reserved"), (RUDE[0], 0.5, "this run")
     ]  # fmt: skip
+    kinds: list[Literal["warning", "caution", "good", "note"]] = [
+        "warning", "caution", "good", "note"
+    ]  # fmt: skip
     return [
-        *(Banner(f"{kind}: {RUDE[0]}", kind) for kind in ("warning", "good", "note")),
+        *(Banner(f"{kind}: {RUDE[0]}", kind, [RUDE[4]]) for kind in kinds),
         Card("Privacy", [("epsilon", 0.9987, "asked for at most 1"), (RUDE[1], RUDE[4], RUDE[3])]),
         Card("Model", [("rows", 32_561), ("delta", 1e-5), ("seeded", None)]),
         Figure("Budget", gauge(parts, 2.0, "epsilon")),
@@ -52,6 +55,15 @@ def blocks() -> list[Block]:
         Table("Events", ["purpose", *RUDE], [[RUDE[4], 1, 2.5, None, "text", 1e-9, -3.25]]),
         Table("History", ["at", "note"], [["2025-01-01", RUDE[2]]] * 3, collapsed=True),
         Text("Words", [RUDE[0], "A second paragraph. " * 20]),
+        Part("A part", RUDE[1]),
+        Facts("Questions", [(RUDE[0], RUDE[4]), (RUDE[5], None), (RUDE[4], "word " * 200)]),
+        Items("A list", RUDE),
+        Table(
+            "A matrix",
+            ["class", *(f"{name} {i}" for i in range(4) for name in RUDE[3:])],
+            [[name, *range(12)] for name in RUDE],
+        ),
+        Table("A long one", ["row"], [[i] for i in range(200)], collapsed=True),
     ]
 
 

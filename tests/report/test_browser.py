@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from privagrad.report.page import Block, write_page
+from privagrad.report.page import Banner, Block, Card, Table, Text, write_page
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
@@ -160,11 +160,81 @@ def test_night_is_dark_and_paper_is_white(browser: Browser, url: str) -> None:
 def test_paper_shows_closed_tables_but_not_the_data_of_charts(browser: Browser, url: str) -> None:
     page = browser.new_page(viewport={"width": 720, "height": 1000})
     page.goto(url)
-    history = page.locator("section.table details table")
+    history, long = page.locator("section.table details table").all()
     assert not history.is_visible()
+    assert not page.get_by_text("A long one: 200 rows, not printed").is_visible()
     page.emulate_media(media="print")
     assert history.is_visible()
+    assert not long.is_visible()
+    assert page.get_by_text("A long one: 200 rows, not printed").is_visible()
     assert not page.locator("section.figure details").first.is_visible()
     assert page.evaluate(OVERFLOW) <= 0
     assert page.pdf(format="A4").startswith(b"%PDF")
+    page.close()
+
+
+BROKEN = """() => [...document.querySelectorAll("dd, td, p, li")].flatMap(element => {
+  const walker = document.createTreeWalker(element, NodeFilter.SHOW_TEXT);
+  const found = [];
+  while (walker.nextNode()) {
+    const text = walker.currentNode.data;
+    const whole = /[\\d.,]+((e?-\\u2060?|\\u00a0±\\u00a0)[\\d.,]+)*(\\u00a0%)?/g;
+    for (const number of text.matchAll(whole)) {
+      const range = document.createRange();
+      range.setStart(walker.currentNode, number.index);
+      range.setEnd(walker.currentNode, number.index + number[0].length);
+      const lines = new Set([...range.getClientRects()].map(box => Math.round(box.top)));
+      if (lines.size > 1 && number[0].length < 30) found.push(number[0]);
+    }
+  }
+  return found;
+})"""
+
+
+@pytest.mark.parametrize(("width", "media"), [(360, "screen"), (1200, "screen"), (690, "print")])
+def test_no_line_ends_within_a_number(
+    browser: Browser, tmp_path: Path, width: int, media: str
+) -> None:
+    words = "A delta of 1e-06 at 12.25 ± 0.0034, or 98.75 %, since 2024-01-31. "
+    rows = [("Accuracy of the constant", "0.18692 ± 0.00088", "always the most frequent class")]
+    table = Table("t", ["a", "b"], [["a_long_name_" * 9, -0.123456], ["x", 0.2]])
+    blocks: list[Block] = [
+        Banner(words, "note", [words[i:] for i in range(0, 60, 3)]),
+        Card("c", rows * 2),
+        Card("d", rows),
+        Text("e", [words[i:] * 9 for i in range(0, 60, 7)]),
+        table,
+    ]
+    write_page(tmp_path / "numbers.html", "a", "b", blocks)
+    page = opened(browser, (tmp_path / "numbers.html").as_uri(), width)
+    page.emulate_media(media=media)  # type: ignore[arg-type]
+    assert page.evaluate(BROKEN) == []
+    page.close()
+
+
+def test_what_a_row_is_about_stays_while_a_table_scrolls(browser: Browser, url: str) -> None:
+    page = opened(browser, url, 360)
+    wide = page.get_by_role("region", name="A matrix")
+    name = wide.locator("tbody tr").last.locator("td").first
+    before = name.bounding_box()
+    wide.evaluate("e => { e.scrollLeft = 150; }")
+    assert wide.evaluate("e => e.scrollLeft") > 0
+    assert before is not None
+    assert name.bounding_box() == before
+    page.close()
+
+
+def test_each_part_begins_a_printed_page(browser: Browser, url: str) -> None:
+    page = opened(browser, url)
+    page.emulate_media(media="print")
+    breaks = (
+        "() => [...document.querySelectorAll('.part')].map(e => getComputedStyle(e).breakBefore)"
+    )
+    assert page.evaluate(breaks) == ["auto"]
+    kept = "e => getComputedStyle(e).breakInside"
+    for name in ("tr", "section.figure", "section.card", ".banner", "h3", "section.facts"):
+        assert page.locator(name).first.evaluate(kept) == "avoid", name
+    assert page.locator("thead").first.evaluate("e => getComputedStyle(e).display") == (
+        "table-header-group"
+    )
     page.close()

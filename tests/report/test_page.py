@@ -16,7 +16,10 @@ from privagrad.report.page import (
     Banner,
     Block,
     Card,
+    Facts,
     Figure,
+    Items,
+    Part,
     Table,
     Text,
     aligned,
@@ -66,6 +69,9 @@ def every_block(text: str) -> list[Block]:
         Table(text, [text, "n"], [[text, 1]]),
         Table(text, [text], [[text]], collapsed=True),
         Text(text, [text]),
+        Part(text, text),
+        Facts(text, [(text, text), (text, None)], text),
+        Items(text, [text]),
     ]
 
 
@@ -83,7 +89,20 @@ def test_text_stays_text(text: str, start: str) -> None:
 def test_what_is_written_is_what_is_read() -> None:
     text = "a < b & c > 'd' \"e\" שלום 年収"
     seen = Seen(render(text, text, every_block(text)))
-    for tag in ("h1", "h2", "p", "strong", "dt", "dd", "small", "figcaption", "th", "td"):
+    for tag in (
+        "h1",
+        "h2",
+        "h3",
+        "p",
+        "li",
+        "strong",
+        "dt",
+        "dd",
+        "small",
+        "figcaption",
+        "th",
+        "td",
+    ):
         assert text in seen.within(tag), tag
     assert {attrs["aria-label"] for _, attrs in seen.tags if "aria-label" in attrs} >= {text}
 
@@ -110,7 +129,9 @@ def test_the_policy_forbids_everything_but_the_style(blocks: list[Block]) -> Non
 def test_headings_come_in_order(blocks: list[Block]) -> None:
     seen = Seen(render("a", "b", blocks))
     headings = [tag for tag, _ in seen.tags if tag in ("h1", "h2", "h3", "h4")]
-    assert headings == ["h1", *["h2"] * (len(blocks) - 3)]  # three are banners
+    start = next(i for i, block in enumerate(blocks) if isinstance(block, Part))
+    before = ["h2"] * (start - 4)  # four are banners
+    assert headings == ["h1", *before, "h2", *["h3"] * (len(blocks) - start - 1)]
     assert ("html", {"lang": "en"}) in seen.tags
     assert [tag for tag, _ in seen.tags].count("main") == 1
 
@@ -212,3 +233,22 @@ def test_the_file_is_written_whole_or_not_at_all(
         write_page(path, "a", "b", [])
     assert path.read_text() == "the old page"
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_part_is_no_part_of_a_part() -> None:
+    page = render("a", "b", [Text("before", ["x"]), Part("one"), Text("c", ["y"]), Part("two")])
+    assert page.index(">before<") < page.index(">one<") < page.index(">two<")
+    assert page.count('<div class="part">') == 2
+    assert Seen(page).within("h2") == ["before", "one", "two"]
+
+
+def test_an_open_question_is_shown_as_open() -> None:
+    seen = Seen(render("a", "b", [Facts("f", [("Who?", None), ("Why?", "so")], "open: ask")]))
+    assert seen.within("dd") == ["open: ask", "so"]
+
+
+def test_lines_end_nowhere_within_a_number() -> None:
+    page = render("a", "b", [Text("t", ["1e-06, 0.8 ± 0.1, 5 % and 2024-01-31, well-known"])])
+    assert (
+        "1e-\u206006, 0.8\u00a0±\u00a00.1, 5\u00a0% and 2024-\u206001-\u206031, well-known" in page
+    )

@@ -8,7 +8,18 @@ from typing import Annotated
 
 import typer
 
-from privagrad.cli import _output, audit, budget, compare, fit, init, models, plan, reproduce
+from privagrad.cli import (
+    _output,
+    audit,
+    budget,
+    card,
+    compare,
+    fit,
+    init,
+    models,
+    plan,
+    reproduce,
+)
 
 _COLLECTED_AFTER = 100_000
 """New objects after which the garbage collector looks for garbage."""
@@ -44,12 +55,12 @@ The same by hand, with text columns and a budget for all runs on the same data:
 
 `privagrad fit people.csv --schema schema.toml --dataset people -e 1 -o income.model`
 
-Exit codes: 0 success, 1 bug in privagrad, 2 wrong input, 3 refused by the budget, 130
-interrupted.""",
+Exit codes: 0 success, 1 bug in privagrad or a privacy card that is wrong, 2 wrong input, 3 refused
+by the budget, 130 interrupted.""",
 )
 for command in (
     init.init, plan.plan, fit.schema, fit.fit, models.predict, models.evaluate, models.show,
-    compare.compare, compare.theory, audit.audit,
+    card.card, compare.compare, compare.theory, audit.audit,
 ):  # fmt: skip
     app.command()(command)
 app.add_typer(budget.app, name="budget")

@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext, redirect_stdout
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -17,6 +17,9 @@ from rich.markup import escape
 from rich.table import Table
 
 from privagrad.privacy.ledger import BudgetError
+
+if TYPE_CHECKING:
+    from privagrad.report.statement import Statement
 
 BUG, WRONG_INPUT, REFUSED, INTERRUPTED = 1, 2, 3, 130
 debugging = False
@@ -37,10 +40,22 @@ LedgerPath = Annotated[
 ReportPath = Annotated[
     Path | None, typer.Option("--report", help="Write an HTML report to this file.", dir_okay=False)
 ]
+StatementPath = Annotated[
+    Path | None,
+    typer.Option(
+        "--statement",
+        help="With --report: what only the data owner can say, a TOML file. What it leaves open is "
+        "shown as open.",
+        dir_okay=False,
+    ),
+]
 
 
 def command(function: Callable[..., object]) -> Callable[..., None]:
-    """Make a command: print errors in one line; with --json print what it returns, nothing else."""
+    """Make a command: print errors in one line; with --json print what it returns, nothing else.
+
+    A result with an `exit_code` other than 0 ends with it.
+    """
 
     @functools.wraps(function)
     def wrapped(**arguments: Any) -> None:
@@ -54,6 +69,8 @@ def command(function: Callable[..., object]) -> Callable[..., None]:
                     result = function(**arguments)
             if as_json:
                 print(json.dumps(result, ensure_ascii=False, indent=1, default=str))
+            if isinstance(result, dict) and result.get("exit_code"):
+                raise typer.Exit(result["exit_code"])
         except typer.Exit:
             raise
         except BudgetError as error:
@@ -103,6 +120,21 @@ def say(text: str) -> None:
 def explain(text: str) -> None:
     """Print a paragraph, as wide as the terminal, after an empty line."""
     Console().print(f"\n{escape(text)}", highlight=False)
+
+
+def read_statement_for(report: Path | None, statement: Path | None) -> Statement | None:
+    """The data owner's statement for a report, read before anything is spent."""
+    if statement is None:
+        return None
+    if report is None:
+        raise ValueError("Expected --report FILE with --statement, found none.")
+    if report.resolve() == statement.resolve():
+        raise ValueError(
+            f"Expected another file for the report, found the statement {report.name}."
+        )
+    from privagrad.report.statement import read_statement
+
+    return read_statement(statement)
 
 
 def show_table(

@@ -14,9 +14,11 @@ from privagrad.cli._output import (
     JsonObject,
     LedgerPath,
     ReportPath,
+    StatementPath,
     busy,
     command,
     note,
+    read_statement_for,
     say,
     show_table,
 )
@@ -200,6 +202,7 @@ def fit(
         Path | None, typer.Option(help="A table to test on. The test scores are NOT private.")
     ] = None,
     report: ReportPath = None,
+    statement: StatementPath = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Show what would be released; spend nothing.")
     ] = False,
@@ -242,7 +245,8 @@ def fit(
     from privagrad.privacy.ledger import Ledger
     from privagrad.privacy.noise import noise_kind
 
-    _check_paths(out, report, dry_run, overwrite, (table, schema, test))
+    _check_paths(out, report, dry_run, overwrite, (table, schema, test, statement))
+    said = read_statement_for(report, statement)
     if test is not None and not test.is_file():
         raise FileNotFoundError(f"Expected a table to test on, found nothing at {test}.")
     if test is not None and table.is_file() and fitting.same_content(test, table):
@@ -277,7 +281,7 @@ def fit(
     if report is not None:
         from privagrad.report.fit import write_fit_report
 
-        write_fit_report(report, model, account)
+        write_fit_report(report, model, account, said)
     if not as_json:
         for line in model.made["notes"]:
             if line not in job.notes:

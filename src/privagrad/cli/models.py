@@ -20,9 +20,11 @@ from privagrad.cli._output import (
     JsonObject,
     LedgerPath,
     ReportPath,
+    StatementPath,
     busy,
     command,
     note,
+    read_statement_for,
     say,
     show_table,
 )
@@ -127,6 +129,7 @@ def show(
     model: ModelFile,
     everything: Annotated[bool, typer.Option("--all", help="Show all coefficients.")] = False,
     report: ReportPath = None,
+    statement: StatementPath = None,
     ledger: LedgerPath = None,
     as_json: Json = False,
 ) -> JsonObject:
@@ -140,13 +143,14 @@ def show(
     """
     fitted = load_model(model)
     low, high = fitted.intervals
+    said = read_statement_for(report, statement)
     if report is not None:
         from privagrad.privacy.ledger import Ledger
         from privagrad.report.fit import write_fit_report
 
         name = fitted.made["dataset"]
         account = Ledger(ledger).account(name) if name else None
-        write_fit_report(report, fitted, account)
+        write_fit_report(report, fitted, account, said)
     _show(fitted, everything)
     if report is not None:
         say(f"wrote {report}")
@@ -250,6 +254,8 @@ def evaluate(
     found = fitting.run_evaluation(job)
     for line in _scores(found, fitted.classes, f"{table.name}, {found['rows']} rows"):
         say(line)
+    if cost := found.get("privacy"):
+        _say_verdict(cost, found["rows"])
     if report is not None:
         from privagrad.report.fit import write_evaluation_report
 
@@ -284,9 +290,18 @@ def _show(model: SavedModel, everything: bool) -> None:
         f"Privacy: {kind}({privacy['epsilon']:.4g}, {privacy['delta']:.3g})-differential privacy, "
         f"{privacy['relation']}, {privacy['accountant']}."
     )
+    _say_verdict(privacy, model.made["rows"])
     say("Public, not protected: " + "; ".join(privacy["public"]) + ".")
     for line in model.made.get("notes", []):
         note(line)
+
+
+def _say_verdict(privacy: JsonObject, rows: int) -> None:
+    """What a guarantee is worth."""
+    from privagrad.report.verdict import verdict_of_model
+
+    found = verdict_of_model(privacy, rows)
+    say(" ".join([found.headline, *found.sentences]))
 
 
 @contextmanager

@@ -22,9 +22,11 @@ from privagrad.glm.losses import Loss
 from privagrad.glm.rows import DenseRows, SparseRows, as_rows
 from privagrad.privacy.accounting import PrivacyReport
 from privagrad.privacy.codec import from_json
-from privagrad.privacy.ledger import Ledger
+from privagrad.privacy.ledger import Account, Ledger
 from privagrad.queries.figures import Evaluation
+from privagrad.report.card import StatementLike, privacy_card
 from privagrad.report.fit import write_fit_report
+from privagrad.report.statement import read_statement
 
 LedgerLike = Ledger | Path | str | None
 ARRAY = "array"
@@ -106,14 +108,39 @@ class FittedEstimator(BaseEstimator):  # type: ignore[misc]
         estimator.n_features_in_ = len(names)
         return estimator._keep(model)
 
-    def report(self, path: Path | str) -> None:
-        """Write one HTML file about the model, what it cost and the budget that was charged."""
+    def report(self, path: Path | str, statement: StatementLike = None) -> None:
+        """Write one HTML file about the model, what it cost and the budget that was charged.
+
+        Parameters
+        ----------
+        path : path
+            The file to write.
+        statement : Statement or path of a TOML file, optional
+            What only the data owner can say: `privagrad.report.statement.Statement`.
+        """
         check_is_fitted(self)
         require_writable(Path(path))
-        name, account = self.model_.made["dataset"], None
-        if name is not None and name == self.dataset:
-            account = None if self._ledger is None else self._ledger.account(name)
-        write_fit_report(Path(path), self.model_, account)
+        if isinstance(statement, (Path, str)):
+            statement = read_statement(statement)
+        write_fit_report(Path(path), self.model_, self._account(), statement)
+
+    def card(self, statement: StatementLike = None) -> dict[str, Any]:
+        """The privacy card of the model, as plain JSON values: see ``privagrad.report.card``.
+
+        Parameters
+        ----------
+        statement : Statement or path or None
+            What only the owner of the data can say. Without it, these questions stay open.
+        """
+        check_is_fitted(self)
+        return privacy_card(self.model_, statement=statement, account=self._account())
+
+    def _account(self) -> Account | None:
+        """The budget that was charged, if this estimator knows it."""
+        name, ledger = self.model_.made["dataset"], self._ledger
+        if name is None or name != self.dataset or ledger is None:
+            return None
+        return ledger.account(name)
 
     def evaluate_on(self, X: Any, y: Any) -> Evaluation:
         """Exact figures on other rows. They are NOT private, and charged to no budget.

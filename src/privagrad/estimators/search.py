@@ -27,6 +27,7 @@ from privagrad.privacy.events import GaussianEvent, SelectEvent
 from privagrad.privacy.mechanism import GaussianSum
 from privagrad.privacy.noise import RandomSource, RandomState
 from privagrad.queries.columns import Share, query_event
+from privagrad.report.card import StatementLike, card_of_report
 
 _SCORED = 0.2
 _SCORE = Share("score", 0.15)
@@ -174,6 +175,24 @@ class PrivateSearch(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
         """The best model's score on other rows. Not private."""
         check_is_fitted(self, "best_estimator_")
         return float(self.best_estimator_.score(X, y))
+
+    def card(self, statement: StatementLike = None) -> dict[str, Any]:
+        """The privacy card of the whole search: see ``privagrad.report.card``.
+
+        Parameters
+        ----------
+        statement : Statement or path or None
+            What only the owner of the data can say. Without it, these questions stay open.
+        """
+        check_is_fitted(self, "best_estimator_")
+        made = self.best_estimator_.model_.made
+        return card_of_report(
+            self.privacy_,
+            kind="linear model chosen by a private search",
+            algorithm=f"PrivateSearch of {type(self.estimator).__name__}",
+            rows=int(made["rows"]),
+            statement=statement,
+        )
 
     def _check_candidates(self) -> None:
         if not isinstance(self.estimator, PrivateLinearEstimator):

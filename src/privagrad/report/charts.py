@@ -141,7 +141,7 @@ def _bars(
     placed = scaled_values(known, False)
     spread = np.where(np.isfinite(placed) & (spread <= LARGEST), spread, 0.0)
     low, high = placed - spread, placed + spread
-    left = min(175.0, max(map(text_width, names))) + 12
+    left = min(215.0, max(map(text_width, names))) + 12
     values = aligned(known.tolist(), 3)
     right = WIDTH - 14 - max(map(text_width, values))
     axis = axis_of(np.concatenate([[0.0], low, high]), False, room=right - left).between(

@@ -18,6 +18,8 @@ _NOT_PRIVATE = (
     "experiment compares methods; it does not release a model."
 )
 
+_SEEDED = "NOT PRIVATE: an experiment with seeded noise on synthetic rows."
+
 
 def write_compare_report(path: Path, problem: str, rows: Sequence[Row]) -> None:
     """Write the losses of all methods, one chart for each epsilon."""
@@ -32,7 +34,7 @@ def write_compare_report(path: Path, problem: str, rows: Sequence[Row]) -> None:
 def write_figure1_report(path: Path, summary: dict[str, Any]) -> None:
     """Write the final losses of Figure 1."""
     rows = summary["results"]
-    blocks: list[Block] = _bars(rows)
+    blocks: list[Block] = [Banner(_SEEDED, "warning"), *_bars(rows)]
     columns = ("method", "epsilon", "loss", "low", "high", "excess", "step_size")
     blocks.append(_table("Final losses", columns, rows))
     ratios = summary["excess_ratio_of_pagan"]
@@ -45,7 +47,7 @@ def write_rates_report(
     path: Path, points: Sequence[Row], slopes: Sequence[Row], labels: Mapping[str, str]
 ) -> None:
     """Write the excess losses against n, d, epsilon and decay, with the paper's bounds."""
-    blocks: list[Block] = [Banner("An experiment with seeded noise on synthetic rows.", "warning")]
+    blocks: list[Block] = [Banner(_SEEDED, "warning")]
     for varied, method in dict.fromkeys((p["varied"], p["method"]) for p in points):
         some = [p for p in points if (p["varied"], p["method"]) == (varied, method)]
         at, excess, low, high, upper, lower = (

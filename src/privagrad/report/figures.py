@@ -30,6 +30,7 @@ _LABELS = {
 """How figures are called, in the order in which they are shown; `gain` and `removed` are in the
 verdict."""
 
+_NEGLIGIBLE = 1e-6
 _NOISE = "The band is ±2 standard deviations of the noise that was added."
 
 
@@ -50,7 +51,7 @@ def figure_lines(found: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
 def estimated(figure: Estimate) -> str:
     """The value ± two standard deviations, with as many decimals as the noise leaves."""
     value, error = figure.value, 2 * figure.noise
-    if not error > 0:
+    if not error > _NEGLIGIBLE * abs(value):
         return readable(value)
     decimals = max(0, 1 - int(np.floor(np.log10(error))))
     return f"{value:,.{decimals}f} ± {error:,.{decimals}f}"

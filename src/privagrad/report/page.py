@@ -10,10 +10,10 @@ import html
 import math
 import numbers
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib import resources
-from itertools import groupby
+from itertools import groupby, pairwise
 from pathlib import Path
 from typing import Literal
 
@@ -26,12 +26,18 @@ Cell = str | float | None
 Row = tuple[str, Cell] | tuple[str, Cell, str]
 
 _MOST_ROWS = 400
+_MOST_PRINTED = 120
+_WIDE = 7
+_SHORT, _MATRIX = 8, 15
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
-_SIGNS = {"note": "i", "good": "✓", "warning": "!"}
+_SIGNS = {"note": "i", "good": "✓", "caution": "~", "warning": "!"}
 # Characters that are invisible, or that reverse the order of the text around them.
 _UNPRINTABLE = re.compile(
     r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff\ufffe\uffff]"
 )
+# A number stays on one line with what belongs to it.
+_HYPHENS = re.compile(r"(?<=\d)-(?=\d)|(?<=\de)-(?=\d)")
+_JOINED = re.compile(r"(?<=\d) (?=[%±]|in \d)|(?<=±) (?=\d)|(?<=\d in) (?=\d)")
 
 
 @dataclass(frozen=True)
@@ -53,7 +59,10 @@ class Card:
 
 @dataclass(frozen=True)
 class Table:
-    """A table; columns of numbers are aligned to the right. A collapsed table opens at a click."""
+    """A table; columns of numbers are aligned to the right.
+
+    A collapsed table opens at a click. It is printed unless it is long.
+    """
 
     title: str
     columns: Sequence[str]
@@ -80,23 +89,46 @@ class Text:
 
 @dataclass(frozen=True)
 class Banner:
-    """The most important statement of the page."""
+    """An important statement, and what follows from it."""
 
     text: str
-    kind: Literal["note", "good", "warning"] = "note"
+    kind: Literal["note", "good", "caution", "warning"] = "note"
+    more: Sequence[str] = ()
 
 
-Block = Card | Table | Figure | Text | Banner
+@dataclass(frozen=True)
+class Facts:
+    """Questions and their answers, which may be long. None: the question is open."""
+
+    title: str
+    rows: Sequence[tuple[str, str | None]]
+    open: str = "open"
+
+
+@dataclass(frozen=True)
+class Items:
+    """A list of sentences."""
+
+    title: str
+    items: Sequence[str]
+
+
+@dataclass(frozen=True)
+class Part:
+    """The start of a part: all blocks up to the next one belong to it. Parts begin a new page."""
+
+    title: str
+    intro: str = ""
+
+
+_PAIRED = (Card, Figure, Items)
+Block = Card | Table | Figure | Text | Banner | Facts | Items | Part
 
 
 def render(title: str, subtitle: str, blocks: Sequence[Block]) -> str:
-    """The page as text; consecutive cards and figures are shown side by side."""
+    """The page as text; consecutive cards, figures and lists are shown side by side."""
     style = resources.files("privagrad.report").joinpath("style.css").read_text("utf-8")
-    parts = []
-    for paired, group in groupby(blocks, key=lambda block: isinstance(block, Card | Figure)):
-        shown = "\n".join(_block(block) for block in group)
-        parts.append(f'<div class="pair">\n{shown}\n</div>' if paired else shown)
-    body = "\n".join(parts)
+    body = "\n".join(_parts(blocks))
     return f"""<!doctype html>
 <html lang="en">
 <head>
@@ -165,40 +197,99 @@ def scientific(value: float, digits: int) -> str:
 
 def escape(text: object) -> str:
     """Text that is safe in HTML and SVG, between tags and within quotes."""
-    return html.escape(_UNPRINTABLE.sub("\ufffd", str(text)))
+    return html.escape(_JOINED.sub("\u00a0", _UNPRINTABLE.sub("\ufffd", str(text))))
 
 
-def _block(block: Block) -> str:
+def prose(text: object) -> str:
+    """Text for a paragraph, in which no line ends within a number or a date."""
+    return _HYPHENS.sub("-\u2060", escape(text))
+
+
+def _parts(blocks: Sequence[Block]) -> Iterator[str]:
+    """The blocks before the first part, and each part with its blocks."""
+    starts = [i for i, block in enumerate(blocks) if isinstance(block, Part)]
+    yield _side_by_side(blocks[: starts[0] if starts else len(blocks)], "h2")
+    for start, end in pairwise([*starts, len(blocks)]):
+        part = blocks[start]
+        if isinstance(part, Part):
+            intro = f"<p>{escape(part.intro)}</p>" if part.intro else ""
+            shown = _side_by_side(blocks[start + 1 : end], "h3")
+            yield (
+                f'<div class="part">\n<div class="head"><h2>{escape(part.title)}</h2>{intro}</div>'
+                f"\n{shown}\n</div>"
+            )
+
+
+def _side_by_side(blocks: Sequence[Block], heading: str) -> str:
+    parts = []
+    for paired, group in groupby(blocks, key=lambda block: isinstance(block, _PAIRED)):
+        shown = "\n".join(_block(block, heading) for block in group)
+        parts.append(f'<div class="pair">\n{shown}\n</div>' if paired else shown)
+    return "\n".join(parts)
+
+
+def _block(block: Block, heading: str) -> str:
     if isinstance(block, Banner):
         sign = _SIGNS[validate.choice("kind", block.kind, _SIGNS)]
+        more = "".join(f"<p>{prose(text)}</p>" for text in block.more)
         return (
-            f'<p class="banner {block.kind}"><span aria-hidden="true">{sign}</span> '
-            f"<strong>{escape(block.text)}</strong></p>"
+            f'<div class="banner {block.kind}"><span aria-hidden="true">{sign}</span> '
+            f"<div><p><strong>{prose(block.text)}</strong></p>{more}</div></div>"
         )
-    kind, head = type(block).__name__.lower(), f"<h2>{escape(block.title)}</h2>"
+    kind = type(block).__name__.lower()
+    head = f"<{heading}>{escape(block.title)}</{heading}>"
     if isinstance(block, Card):
         inner = head + "<dl>" + "".join(_fact(*row) for row in block.rows) + "</dl>"
+    elif isinstance(block, Facts):
+        inner = head + "<dl>" + "".join(_answer(*row, block.open) for row in block.rows) + "</dl>"
+    elif isinstance(block, Items):
+        inner = head + "<ul>" + "".join(f"<li>{prose(item)}</li>" for item in block.items) + "</ul>"
     elif isinstance(block, Text):
-        inner = head + "".join(f"<p>{escape(text)}</p>" for text in block.paragraphs)
+        inner = head + "".join(f"<p>{prose(text)}</p>" for text in block.paragraphs)
     elif isinstance(block, Figure):
         inner = head + _figure(block)
+    elif isinstance(block, Table):
+        inner = _titled_table(block, head)
     else:
-        table = _table(block.title, block.columns, block.rows)
-        closed = f"<details><summary>{head}</summary>{table}</details>"
-        inner = closed if block.collapsed else head + table
+        raise TypeError(f"Expected a block within a part, found {kind}.")
+    if isinstance(block, Table) and len(block.rows) <= (
+        _SHORT if len(block.columns) <= _WIDE else _MATRIX
+    ):
+        kind += " short"
     return f'<section class="{kind}">{inner}</section>'
 
 
+def _titled_table(block: Table, head: str) -> str:
+    """A table below its title. On paper, a long one that is collapsed is left out."""
+    table = _table(block.title, block.columns, block.rows)
+    if not block.collapsed:
+        return head + table
+    if len(block.rows) <= _MOST_PRINTED:
+        return f"<details><summary>{head}</summary>{table}</details>"
+    left_out = (
+        f'<p class="unprinted">{escape(block.title)}: {len(block.rows):,} rows, not printed. The '
+        "HTML file shows them.</p>"
+    )
+    return f'<details class="long"><summary>{head}</summary>{table}</details>{left_out}'
+
+
 def _fact(label: str, value: Cell, note: str = "") -> str:
-    small = f"<small>{escape(note)}</small>" if note else ""
-    return f"<div><dt>{escape(label)}</dt><dd>{escape(readable(value))}{small}</dd></div>"
+    small = f"<small>{prose(note)}</small>" if note else ""
+    return f"<div><dt>{escape(label)}</dt><dd>{prose(readable(value))}{small}</dd></div>"
+
+
+def _answer(question: str, answer: str | None, unanswered: str) -> str:
+    told = f"<dd>{prose(answer)}</dd>"
+    if answer is None:
+        told = f'<dd class="open">{escape(unanswered)}</dd>'
+    return f"<div><dt>{escape(question)}</dt>{told}</div>"
 
 
 def _figure(figure: Figure) -> str:
     rows = figure.chart.rows
     every = math.ceil(len(rows) / _MOST_ROWS) or 1
     what = "Data" if every == 1 else f"Data: {len(rows[::every]):,} of {len(rows):,} rows"
-    caption = f"<figcaption>{escape(figure.caption)}</figcaption>" if figure.caption else ""
+    caption = f"<figcaption>{prose(figure.caption)}</figcaption>" if figure.caption else ""
     table = _table(f"Data of {figure.title}", figure.chart.columns, rows[::every])
     data = f"<details><summary>{what}</summary>{table}</details>" if rows else ""
     return f"<figure>{figure.chart.svg}{caption}</figure>{data}"
@@ -217,9 +308,10 @@ def _table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Cell]]) -
         head += f'<th scope="col"{side}>{escape(name)}</th>'
         cells.append([f"<td{side}>{escape(text)}</td>" for text in aligned(column)])
     body = "\n".join(f"<tr>{''.join(row)}</tr>" for row in zip(*cells, strict=True))
+    wide = ' class="wide"' if len(columns) > _WIDE else ""
     return (
         f'<div class="scroll" role="region" aria-label="{escape(title)}" tabindex="0">'
-        f"<table><thead><tr>{head}</tr></thead>\n<tbody>{body}</tbody></table></div>"
+        f"<table{wide}><thead><tr>{head}</tr></thead>\n<tbody>{body}</tbody></table></div>"
     )
 
 

@@ -1,0 +1,254 @@
+"""Whether a privacy card is what it says: its form, and every number that follows from others."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path as FilePath
+from typing import Any, NoReturn
+
+from privagrad.privacy.accounting import PrivacyPlan, PrivacyReport
+from privagrad.privacy.codec import from_json
+from privagrad.privacy.events import TRAINING, GaussianEvent, Release
+from privagrad.report.card import FORMAT, TOLERANCE, VERSION, Card
+from privagrad.report.card_privacy import INFINITY, installed, privacy_sections
+from privagrad.report.card_questions import answered
+from privagrad.report.card_run import single_releases, spent_of
+from privagrad.report.card_schema import Path, card_schema, schema_problems, shown
+from privagrad.report.statement import statement_of
+
+_LARGEST = 50_000_000
+"""Bytes; a card of a budget of a thousand runs has about two million."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Something that is wrong in a card.
+
+    Attributes
+    ----------
+    line : int
+        Where it stands in the file; 1 if the file was not given.
+    pointer : str
+        Where it stands in the card, as a JSON pointer.
+    problem : str
+        What was expected, and what was found.
+    """
+
+    line: int
+    pointer: str
+    problem: str
+
+    def __str__(self) -> str:
+        return f"line {self.line}, {self.pointer or '/'}: {self.problem}"
+
+
+def read_card(path: FilePath | str) -> Card:
+    """A card from its file; a wrong one is refused, with everything that is wrong with it."""
+    path = FilePath(path)
+    findings = check_card(path)
+    if findings:
+        told = "; ".join(str(finding) for finding in findings[:10])
+        more = f"; and {len(findings) - 10} more" if len(findings) > 10 else ""
+        raise ValueError(f"Expected a privacy card in {path.name}, found: {told}{more}.")
+    return _parsed(path.read_text(encoding="utf-8"), path.name)
+
+
+def check_card(path: FilePath | str) -> list[Finding]:
+    """Everything that is wrong in a card's file: its form, or a number that does not follow.
+
+    Epsilon is computed again from the events, at every delta; so are mu, what a budget has spent,
+    which questions are open, and the sentences of a card that this version of privagrad wrote.
+
+    Guarantees
+    ----------
+    A card without findings states an epsilon that its events have. Whether these events are all
+    that was released, no program can see from a card.
+    """
+    path = FilePath(path)
+    if not path.is_file():
+        raise FileNotFoundError(f"Expected a privacy card, found nothing at {path}.")
+    if path.stat().st_size > _LARGEST:
+        raise ValueError(f"Expected a privacy card, found {path.stat().st_size} bytes.")
+    try:
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"Expected a privacy card in UTF-8, found {error}.") from error
+    card = _parsed(text, path.name)
+    found = card_problems(card)
+    return [Finding(line_of(text, where), _pointer(where), problem) for where, problem in found]
+
+
+def card_problems(card: Any) -> list[tuple[Path, str]]:
+    """Where a card is wrong, and how; a card of a newer version is refused."""
+    if not isinstance(card, dict) or card.get("format") != FORMAT:
+        told = card.get("format") if isinstance(card, dict) else card
+        raise ValueError(f"Expected a card with the format {FORMAT!r}, found {shown(told)}.")
+    version = card.get("version")
+    if isinstance(version, int) and version > VERSION:
+        raise ValueError(
+            f"Expected a card of version {VERSION}, found version {version}: a newer privagrad "
+            "wrote it. Upgrade this one."
+        )
+    problems = schema_problems(card, card_schema())
+    return problems or list(_wrong_values(card))
+
+
+def line_of(text: str, path: Path) -> int:
+    """The line of a JSON text on which the value at a path begins."""
+    decoder, place = json.JSONDecoder(), _after_blanks(text, 0)
+    for step in path:
+        here, number = _after_blanks(text, place + 1), 0
+        while True:
+            name: str | int = number
+            if text[place] == "{":
+                name, here = decoder.raw_decode(text, here)
+                here = _after_blanks(text, _after_blanks(text, here) + 1)
+            if name == step:
+                break
+            _, here = decoder.raw_decode(text, here)
+            here = _after_blanks(text, here)
+            if text[here] != ",":  # a field that is not there
+                return text.count("\n", 0, place) + 1
+            here, number = _after_blanks(text, here + 1), number + 1
+        place = here
+    return text.count("\n", 0, place) + 1
+
+
+def _wrong_values(card: Card) -> Iterator[tuple[Path, str]]:
+    """What does not follow from the events and from the other facts of a card of the right form."""
+    try:
+        report = _report_of(card)
+        rows = card["guarantee"]["rows"]
+        expected = privacy_sections(report, rows)
+    except (ValueError, TypeError, OverflowError) as error:
+        yield ("native", "events"), str(error)
+        return
+    same = card["library"]["version"] == installed("privagrad")
+    for name, section in expected.items():
+        if name != "accountant":
+            yield from _differences(card[name], section, (name,), prose=same)
+    if card["accountant"]["name"] != report.accountant:
+        yield ("accountant", "name"), _expected(report.accountant, card["accountant"]["name"])
+    if rows != card["product"]["rows"]:
+        yield ("product", "rows"), _expected(rows, card["product"]["rows"])
+        yield ("guarantee", "rows"), _expected(card["product"]["rows"], rows)
+    stated, epsilon = (_number(card["guarantee"][n]) for n in ("stated_epsilon", "epsilon"))
+    if stated < epsilon * (1 - TOLERANCE):
+        yield ("guarantee", "stated_epsilon"), f"expected at least {epsilon:g}, found {stated:g}"
+    yield from _wrong_budget(card["ledger"])
+    try:
+        statement_of(card["statement"])
+    except ValueError as error:
+        yield ("statement",), str(error)
+    if same:
+        yield from _differences(card["questions"], answered(card), ("questions",), prose=True)
+
+
+def _report_of(card: Card) -> PrivacyReport:
+    """The report that the card's events make."""
+    guarantee, native = card["guarantee"], card["native"]
+    events = tuple(from_json(event) for event in native["events"])
+    plan = PrivacyPlan(events, unprotected=native["unprotected"])
+    delta, scheme = guarantee["delta"], card["sampling"]["scheme"]
+    drawn = {event.sampling for event in single_releases(events) if _is_training(event)}
+    if drawn and scheme not in drawn:
+        raise ValueError(f"expected releases with the sampling {shown(scheme)}, found others")
+    known = PrivacyReport.__dataclass_fields__
+    more = {"unit": card["unit"]["level"]} if "unit" in known else {}
+    if not more and card["unit"]["level"] != "row":
+        raise ValueError("expected rows as units, found users: a newer privagrad wrote the card")
+    # Sentences round epsilon: take the card's own number where it is right.
+    found, stated = plan.epsilon(delta), _number(guarantee["epsilon"])
+    epsilon = stated if _same(stated, found) else found
+    return PrivacyReport(
+        epsilon, delta, plan.relation, scheme, plan.accountant, events,
+        card["noise"]["seeded"], guarantee["verified"], card["noise"]["kind"], **more,
+    )  # fmt: skip
+
+
+def _is_training(event: Release) -> bool:
+    return event.purpose == TRAINING and isinstance(event, GaussianEvent)
+
+
+def _wrong_budget(ledger: Mapping[str, Any]) -> Iterator[tuple[Path, str]]:
+    account = ledger["account"]
+    if account is None:
+        return
+    where: Path = ("ledger", "account")
+    try:
+        runs = [tuple(from_json(event) for event in run["events"]) for run in account["runs"]]
+        spent = spent_of(runs, account["epsilon"], account["delta"])
+    except (ValueError, TypeError, OverflowError) as error:
+        yield (*where, "runs"), str(error)
+        return
+    left = max(account["epsilon"] - _number(spent), 0.0)
+    found = {"spent": account["spent"], "left": account["left"]}
+    yield from _differences(found, {"spent": spent, "left": left}, where, prose=True)
+
+
+def _differences(
+    found: Any, expected: Any, path: Path, *, prose: bool
+) -> Iterator[tuple[Path, str]]:
+    """Where a value of a card is not the expected one; sentences count only with `prose`."""
+    if isinstance(expected, dict):
+        for name, value in expected.items():
+            if name not in ("contribution", "resets", "words", "remarks") or prose:
+                yield from _differences(found[name], value, (*path, name), prose=prose)
+    elif isinstance(expected, list):
+        if len(found) != len(expected):
+            yield path, f"expected {len(expected)} entries, found {len(found)}"
+            return
+        for place, value in enumerate(expected):
+            yield from _differences(found[place], value, (*path, place), prose=prose)
+    elif not _same(found, expected):
+        yield path, _expected(expected, found)
+
+
+def _same(found: Any, expected: Any) -> bool:
+    if isinstance(expected, bool) or isinstance(found, bool):
+        return found is expected
+    if isinstance(expected, int | float) and isinstance(found, int | float):
+        return math.isclose(found, expected, rel_tol=TOLERANCE, abs_tol=1e-12)
+    return bool(found == expected)
+
+
+def _expected(expected: Any, found: Any) -> str:
+    return f"expected {shown(expected)}, found {shown(found)}"
+
+
+def _number(epsilon: float | str) -> float:
+    return math.inf if epsilon == INFINITY else float(epsilon)
+
+
+def _parsed(text: str, name: str) -> Card:
+    """Strict JSON: no NaN, no infinity, no name twice in one object."""
+
+    def refuse(constant: str) -> NoReturn:
+        raise ValueError(f"{constant}, which is no JSON")
+
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        found = dict(pairs)
+        if len(found) < len(pairs):
+            names = [key for key, _ in pairs]
+            twice = next(key for key in names if names.count(key) > 1)
+            raise ValueError(f"the name {shown(twice)} twice in one object")
+        return found
+
+    try:
+        card: Card = json.loads(text, parse_constant=refuse, object_pairs_hook=unique)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"Expected JSON in {name}, found: {error}.") from error
+    return card
+
+
+def _after_blanks(text: str, place: int) -> int:
+    while place < len(text) and text[place] in " \t\r\n":
+        place += 1
+    return place
+
+
+def _pointer(path: Path) -> str:
+    return "".join(f"/{str(step).replace('~', '~0').replace('/', '~1')}" for step in path)

@@ -1,0 +1,162 @@
+"""The last part of a report, for experts: all releases, their noise, what follows from it."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from privagrad.data.models import INTERVAL, SavedModel
+from privagrad.privacy.codec import from_json
+from privagrad.report.charts import bar_chart
+from privagrad.report.page import Block, Card, Cell, Figure, Row, Table, Text
+from privagrad.report.verdict import best_guess, best_guess_of, percent
+
+MOST_BARS = 24
+"""In one chart."""
+
+_CLASSES = 6
+_CHANGE = {
+    "zero-out": "Let any one row contribute nothing instead of its values, or its values instead "
+    "of nothing, while the number of rows stays the same",
+    "replace-one": "Replace the values of any one row by any others, while the number of rows "
+    "stays the same",
+}
+"""How neighbours differ."""
+
+
+def mechanism_blocks(model: SavedModel) -> list[Block]:
+    """The guarantee's terms, all releases, the ellipsoid, all coefficients, and the theorem."""
+    blocks: list[Block] = [_terms(model), _settings(model), _events(model)]
+    if math.isfinite(model.privacy["epsilon"]):
+        blocks.append(_guarantee(model))
+    if np.ptp(model.scale) > 0:
+        blocks.append(_ellipsoid(model))
+    return [*blocks, *_all_coefficients(model)]
+
+
+def _terms(model: SavedModel) -> Card:
+    privacy = model.privacy
+    # Models of version 0.1 do not say it.
+    kind = "discrete Gaussian" if privacy.get("noise") == "discrete" else "Gaussian"
+    rows: list[Row] = [
+        ("Epsilon", f"{privacy['epsilon']:.4g}", "the total of all releases below"),
+        ("Delta", f"{privacy['delta']:.3g}"),
+        ("Neighbours", privacy["relation"]),
+        ("Sampling", privacy["sampling"]),
+        ("Accountant", privacy["accountant"], "releases are composed, not added"),
+        ("Noise", "seeded: NOT private" if privacy["seeded"] else "from a secure source", kind),
+    ]
+    if math.isfinite(privacy["epsilon"]) and not privacy["seeded"]:
+        bound = best_guess(privacy["epsilon"], privacy["delta"])
+        found = min(bound, best_guess_of([from_json(event) for event in privacy["events"]]))
+        note = "of any attacker who saw all these releases, from their own noise"
+        rows.append(("50:50 guess, at most", percent(found), note))
+    return Card("Privacy", rows)
+
+
+def _settings(model: SavedModel) -> Card:
+    made = model.made
+    rows: list[Row] = [
+        ("Loss", model.loss),
+        ("Method", made["method"], f"{made['steps']} steps of about {made['batch_size']} rows"),
+        ("Columns", f"{len(model.features)}", "after encoding"),
+        ("privagrad", made["version"]),
+    ]
+    if made["radius"] is not None:
+        bound = f"{made['radius']:.4g}"
+        rows.insert(-1, ("Bound on gradients", bound, "radius of the ellipsoid"))
+    if made["dataset"]:
+        rows.append(("Budget", made["dataset"], f"run {made['run']}"))
+    return Card("Training", rows)
+
+
+def _events(model: SavedModel) -> Table:
+    rows = [
+        (e["purpose"], e["count"], f"{e['noise_multiplier']:.4g}", e.get("sampling") or "all rows")
+        for e in model.privacy["events"]
+    ]
+    return Table("All releases", ("purpose", "times", "noise multiplier", "rows"), rows)
+
+
+def _guarantee(model: SavedModel) -> Text:
+    privacy = model.privacy
+    epsilon, delta = f"{privacy['epsilon']:.3g}", f"{privacy['delta']:.2g}"
+    return Text(
+        "What is proved",
+        [
+            f"{_CHANGE[privacy['relation']]}: no result of this run becomes more than "
+            f"exp({epsilon}) times as likely or unlikely, except with probability {delta}. In "
+            f"formulas, P(S) ≤ exp({epsilon}) Q(S) + {delta} for every set S of results, with P "
+            "and Q their distributions before and after the change. This holds whatever else is "
+            "known about the row.",
+            "It follows that a 50:50 guess is right with a probability of at most (exp(ε) + δ) / "
+            "(1 + exp(ε)), and that the odds of any guess change by a factor of at most exp(ε), "
+            "except with probability δ (Kairouz, Oh and Viswanath 2015).",
+            _accounting(model),
+        ],
+    )
+
+
+def _accounting(model: SavedModel) -> str:
+    """Why epsilon bounds all releases together."""
+    events = model.privacy["events"]
+    how = (
+        "Each release is a sum to which no row contributes more than norm 1, plus Gaussian noise "
+        "with the noise multiplier in the table as its standard deviation. "
+    )
+    if any(event.get("leak") for event in events):
+        how += "What the discovery of categories may reveal is added to delta. "
+    if any(event.get("sampling") for event in events):
+        return how + (
+            "Releases over samples are composed as privacy loss distributions, whose losses are "
+            "rounded up; what the Fourier transform may lose is added to delta."
+        )
+    return how + (
+        "Releases over all rows compose to one Gaussian release, whose delta is a known function "
+        "of epsilon (Balle and Wang 2018)."
+    )
+
+
+def _ellipsoid(model: SavedModel) -> Figure:
+    half_axes = model.made["radius"] / np.sqrt(model.scale)
+    order = np.argsort(-half_axes)
+    half = MOST_BARS // 2
+    shown = order if order.size <= MOST_BARS else np.r_[order[:half], order[-half:]]
+    chart = bar_chart(
+        [model.features[j] for j in shown], half_axes[shown], x_label="half axis of the ellipsoid"
+    )
+    few = "" if order.size <= MOST_BARS else "The longest and the shortest half axes. "
+    return Figure(
+        "The ellipsoid",
+        chart,
+        few + "A half axis bounds the gradient of a row in that column. The noise in the column is "
+        "proportional to it. Columns are in their learned units.",
+    )
+
+
+def _all_coefficients(model: SavedModel) -> list[Block]:
+    """Tables of at most six classes each; centres and units stand in the first one."""
+    names = model.classes if len(model.intercept) > 1 and model.classes else [""]
+    measurable, reach = model.measurable, INTERVAL * model.coef_noise.max(axis=0)
+    blocks: list[Block] = []
+    for start in range(0, len(names), _CLASSES):
+        some = slice(start, start + _CLASSES)
+        columns = ["feature", *(name or "coefficient" for name in names[some]), "95 %: ±"]
+        rows: list[list[Cell]] = [
+            [model.features[j], *model.coef[some, j].tolist(), float(reach[j])]
+            for j in model.ranking
+        ]
+        constant = model.intercept[some].tolist(), INTERVAL * float(model.intercept_noise.max())
+        rows.append(["(intercept)", *constant[0], constant[1]])
+        title = "All coefficients, in original units"
+        if start == 0:
+            columns += ["centre", "unit"]
+            for j, row in zip(model.ranking, rows, strict=False):
+                unit = float(model.unit[j]) if measurable[j] else "not measurable"
+                row += [float(model.centre[j]), unit]
+            rows[-1] += [0.0, 1.0]
+        if len(names) > _CLASSES:
+            title += f": classes {start + 1} to {min(start + _CLASSES, len(names))}"
+        blocks.append(Table(title, columns, rows, collapsed=True))
+    return blocks
