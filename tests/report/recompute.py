@@ -141,7 +141,8 @@ def composed(mu: float, events: list[Event], removed: bool, delta: float) -> flo
     parts = []
     for (profile, count), high in zip(profiles, highest, strict=True):
         places = np.arange(-math.ceil(high / step), math.ceil(high / step) + 1)
-        deltas = np.minimum.accumulate(np.clip(profile(places * step), 0.0, 1.0))
+        epsilons: Vector = np.asarray(places * step, dtype=np.float64)
+        deltas = np.minimum.accumulate(np.clip(profile(epsilons), 0.0, 1.0))
         part = pld_pmf.create_pmf_pessimistic_connect_dots(step, places, deltas)
         parts.append(part.self_compose(count, _TINY) if count > 1 else part)
     total = parts[0]

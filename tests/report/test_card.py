@@ -26,7 +26,7 @@ from privagrad.report.card_markdown import card_markdown, markdown_escape
 from privagrad.report.card_privacy import COMPARISON
 from privagrad.report.card_run import mechanisms
 from privagrad.report.card_schema import card_schema, schema_problems
-from privagrad.report.statement import Statement
+from privagrad.report.statement import Statement, statement_of
 from tests.report import recompute
 from tests.report.cards import KINDS, ROWS, card_named, table
 from tests.report.conftest import RUDE
@@ -34,9 +34,9 @@ from tests.report.test_reports import model
 
 ROOT = Path(__file__).parents[2]
 VALIDATOR = jsonschema.Draft202012Validator(card_schema())
-FULL = Statement(
-    **{
-        told.name: (f"{told.name} <b>|",) if told.metadata["kind"] == "list"
+FULL = statement_of(
+    {
+        told.name: [f"{told.name} <b>|"] if told.metadata["kind"] == "list"
         else told.metadata["options"][0] if told.metadata["kind"] == "choice"
         else "2026-02-03" if told.name == "publication_date" else f"The {told.name}."
         for told in fields(Statement)
@@ -116,7 +116,7 @@ def test_the_schema_asks_for_every_field_of_a_statement() -> None:
 
 
 def test_our_check_of_the_schema_finds_what_another_validator_finds() -> None:
-    values = (None, "", -1, 0.5, True, [], {}, "x" * 3, ["x"])
+    values: tuple[Any, ...] = (None, "", -1, 0.5, True, [], {}, "x" * 3, ["x"])
     number = 0
     for kind in ("charged", "search"):
         card = json.loads(card_text(card_named(kind)))
