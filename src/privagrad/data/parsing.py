@@ -173,7 +173,8 @@ class Parser:
             texts = self._known_texts(series, column)
             seconds = read_durations(texts)
             wanted = "durations like 1:30:00, 90 min or PT1H30M"
-            _require_all(texts, seconds, column, first, wanted, "write them so")
+            advice = "make a column of plain numbers, such as seconds, a number"
+            _require_all(texts, seconds, column, first, wanted, advice)
             return seconds
         if series.dtype == pl.Duration:
             return series.dt.total_milliseconds() / 1000

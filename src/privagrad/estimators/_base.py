@@ -19,7 +19,7 @@ from privagrad.data.schema import Column, Schema
 from privagrad.data.tables import Table
 from privagrad.estimators import _labels
 from privagrad.estimators._fitted import ARRAY, FittedEstimator
-from privagrad.estimators._repeats import warn_of_repeated_fit
+from privagrad.estimators._repeats import warn_of_drawn_seed, warn_of_repeated_fit
 from privagrad.estimators._tables import (
     BoundsLike,
     Given,
@@ -35,6 +35,7 @@ from privagrad.fitting import (
     PreparedFit,
     prepare_table,
     run,
+    warn_if_weak,
 )
 from privagrad.fitting.request import with_classes
 from privagrad.linear import Choices, Solver
@@ -125,8 +126,13 @@ class PrivateLinearEstimator(FittedEstimator):
         settings = self._settings(labels)
         settings = replace(settings, strict=settings.dataset is not None or self.schema is not None)
         job = prepare_table(table, settings)
-        counted = settings.dataset is None and settings.random_state is None
-        if counted and not math.isinf(settings.epsilon):
+        if math.isinf(settings.epsilon):
+            return job
+        if settings.random_state is not None:
+            warn_of_drawn_seed(self.random_state)
+            return job
+        warn_if_weak(settings.epsilon, settings.delta)
+        if settings.dataset is None:
             warn_of_repeated_fit(table)
         return job
 

@@ -115,6 +115,7 @@ def _model_card(model: SavedModel) -> Card:
         rows.insert(-1, ("Bound on gradients", bound, "radius of the ellipsoid"))
     if made["dataset"]:
         rows.append(("Budget", made["dataset"], f"run {made['run']}"))
+    rows += [("Note", note, "") for note in made.get("notes", [])]
     return Card("Model", rows)
 
 
