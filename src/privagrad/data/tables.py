@@ -99,9 +99,9 @@ class Table(ABC):
                 found = zlib.crc32(flat[start : start + size].data, found)
         return found
 
-    @abstractmethod
     def marks(self) -> Marks | None:
-        """A number for each row that its entries determine, where there are any. NOT private."""
+        """A number for each row that its entries determine, for rows in memory. NOT private."""
+        return None
 
     def with_categories(self, found: Mapping[str, tuple[str, ...]]) -> Self:
         """The same rows where these columns have these categories, by name."""

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from privagrad._internal import validate
 from privagrad._internal.validate import Vector
 from privagrad.data.matrices import MatrixTable
-from privagrad.data.memory import as_series, open_frame, with_target
+from privagrad.data.memory import as_series, open_frame, require_own_name, with_target
 from privagrad.data.schema import Column, Schema
 from privagrad.data.tables import Table
 from privagrad.estimators import _labels
@@ -156,6 +156,7 @@ class PrivateLinearEstimator(FittedEstimator):
     def _framed(self, X: Any, y: Any, schema: Schema) -> tuple[Table, str]:
         """A frame as a table, and the kind of NumPy's types that its labels have."""
         regression = self._loss.regression
+        require_own_name(X, y, schema, name_of(y))
         schema = with_target(schema, name_of(y), numbers=regression)
         stated = self._stated_classes()
         texts = () if stated is None else tuple(_labels.text_of(c, sparse=False) for c in stated)

@@ -16,7 +16,7 @@ _MOST = 256
 _SHARED = 0.2
 """Part of the rows of two tables from which on they count as the same: folds and resamples."""
 
-_DRAWN_SEED = 2**20
+_DRAWN_SEEDS = range(2**20, 2**31)
 """People choose smaller seeds; scikit-learn draws those of an ensemble's members below 2^31."""
 
 
@@ -64,7 +64,7 @@ def warn_of_drawn_seed(random_state: object) -> None:
 
     Ensembles of scikit-learn draw a seed for each member.
     """
-    if isinstance(random_state, (int, np.integer)) and random_state >= _DRAWN_SEED:
+    if isinstance(random_state, (int, np.integer)) and int(random_state) in _DRAWN_SEEDS:
         warnings.warn(
             "This fit is seeded, so that its model is NOT private: whoever knows the seed can "
             "repeat the noise. Ensembles such as BaggingClassifier set random_state on their "
