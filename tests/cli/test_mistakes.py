@@ -105,3 +105,22 @@ def test_columns_that_the_schema_spells_in_another_way_are_told(book):  # noqa: 
     assert any(told in line for line in load_model(Path("m.model")).made["notes"])
     assert "Nothing was learned of" in Path("r.html").read_text()
     assert as_json("show", "m.model")["coefficients"][-1]["measurable"] is False
+
+
+def test_rows_to_predict_that_cannot_be_read_are_to_be_corrected(book):  # noqa: F811
+    """The schema is the model's: no advice to change it."""
+    rng = np.random.default_rng(0)
+    lines = [f"{a:.2f};{int(a > 0)}".replace(".", ",") for a in rng.standard_normal(400)]
+    Path("t.csv").write_text("a;y\n" + "\n".join(lines))
+    Path("s.toml").write_text(
+        'target = "y"\n[file]\nseparator = ";"\ndecimal = ","\n[[column]]\nname = "a"\n'
+        '[[column]]\nname = "y"\nkind = "category"\ncategories = ["0", "1"]\n'
+    )
+    run("fit", "t.csv", "--schema", "s.toml", "-e", 2, "--steps", 5, "-o", "m.model")
+    Path("new.csv").write_text("a\n1,5\n2.5\n")
+    said = " ".join(run("predict", "m.model", "new.csv", "-o", "p.csv", code=2).output.split())
+    assert "Expected numbers in column 'a'" in said
+    assert "in line 3: correct the file" in said
+    assert "decimal ','" in said
+    assert "2.5" not in said
+    assert not Path("p.csv").exists()

@@ -425,7 +425,7 @@ def test_targets_named_like_another_column_are_refused(tmp_path):
     """A series that was computed from a column still has its name."""
     frame, ledger = as_pandas(people(600)), budget(tmp_path)
     open_schema = Schema(COLUMNS)
-    told = {"schema": open_schema, "ledger": ledger, "dataset": "rows", "steps": 2}
+    told: dict[str, Any] = {"schema": open_schema, "ledger": ledger, "dataset": "rows", "steps": 2}
     model = pg.PrivateLogisticRegression(0.5, classes=[False, True], **told)
     older = frame["age"] > 45
     assert older.name == "age"

@@ -71,6 +71,11 @@ def read_xy(
     require_finite(estimator, X)
     if not regression:
         check_classification_targets(y)
+    elif y.dtype.kind not in "biuf":
+        raise TypeError(
+            f"Expected numbers as targets of a regression, found {y.dtype}: convert them, or take "
+            "a classifier for labels."
+        )
     elif not np.isfinite(y).all():
         raise ValueError("Expected finite targets y, found NaN or inf: drop those rows.")
     return as_rows(X), y

@@ -37,7 +37,7 @@ def column_notes(schema: Schema, undiscovered: Iterable[str] = ()) -> list[str]:
         (codes, "Names of identifiers or codes, whose categories are to be discovered: {}. Values "
          "of few rows are never discovered: ignore such columns in the schema."),
         (empty, "Not used, because no category was frequent enough to be discovered: {}. State "
-         "their categories in the schema."),
+         "their categories in the schema, or another kind, such as date or ignore."),
     )  # fmt: skip
     return [text.format(_listed(names)) for names, text in told if names]
 
