@@ -74,7 +74,9 @@ def nearly_equal(correlation: float, folder: Path) -> fitting.FitRequest:
     path = folder / f"correlation-{correlation}.csv"
     columns = {f"x{j}": X[:, j] for j in range(8)}
     pl.DataFrame({**columns, "y": y.astype(int)}).write_csv(path)
-    return fitting.FitRequest(path, "y", 1.0, loss="logistic", classes=("0", "1"), seed=0)
+    target = Column("y", "category", categories=("0", "1"))
+    schema = Schema((*(Column(name, missing=False) for name in columns), target), "y")
+    return fitting.FitRequest(path, "y", 1.0, schema=schema, seed=0)
 
 
 def adult(source: Path, folder: Path) -> fitting.FitRequest:
@@ -87,7 +89,7 @@ def adult(source: Path, folder: Path) -> fitting.FitRequest:
     path = folder / "adult.csv"
     table.write_csv(path)
     columns = [
-        Column(name, "number") if name in numbers
+        Column(name, missing=False) if name in numbers
         else Column(name, "category", categories=tuple(sorted(table[name].unique())))
         for name in table.columns
     ]  # fmt: skip

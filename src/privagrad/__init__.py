@@ -3,6 +3,7 @@
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from privagrad.geometry.domains import Box, L1Ball, L2Ball, Simplex, WholeSpace
@@ -66,4 +67,6 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__, "__version__"})
+    found = globals().items()
+    own = {name for name, value in found if name.startswith("__") or isinstance(value, ModuleType)}
+    return sorted({*own, *__all__, "__version__"})

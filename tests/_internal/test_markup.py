@@ -21,7 +21,8 @@ from privagrad.data.schema import Column, Schema
 from privagrad.fitting import FitRequest, prepare, run
 from privagrad.privacy.events import SelectEvent
 from privagrad.privacy.ledger import Ledger
-from privagrad.queries.figures import Estimate, Evaluation
+from privagrad.queries.figures import Evaluation
+from privagrad.queries.verdicts import Estimate
 
 EVIL = "<script>alert('&\"')</script>"
 TAGS = {"table", "caption", "b", "thead", "tbody", "tr", "th", "td"}
@@ -83,14 +84,14 @@ def test_a_model(model: SavedModel) -> None:
 def test_figures(model: SavedModel) -> None:
     shown = Evaluation.read(model.evaluation)._repr_html_()
     text = Reader(shown).text
-    for part in ("Private figures. Better than always answering 'class ", "accuracy", "±"):
+    for part in ("Private figures. Better than always answering 'class ", "Accuracy", "±"):
         assert part in text
     exact = Evaluation(False, {"error": Estimate(2.5), "removed": Estimate(0.5)}, 3.0, 0.5)
     text = Reader(exact._repr_html_()).text
     assert "Exact figures, NOT private. Removes 50% of the error" in text
     assert "±" not in text
     former = Evaluation.read({"score": 0.5, "baseline": 0.4})
-    assert "baseline score" in Reader(former._repr_html_()).text
+    assert "Score of the constant" in Reader(former._repr_html_()).text
 
 
 def test_reports_and_plans() -> None:

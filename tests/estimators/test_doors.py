@@ -379,6 +379,82 @@ def test_a_second_private_fit_of_the_same_rows_warns_once():
     assert len(warned(model, other)) == 1
 
 
+@pytest.mark.parametrize("kind", ["array", "sparse", "frame"])
+def test_fits_that_share_rows_warn_once(kind):
+    """Folds of a cross-validation are other tables, but each row is in most of them."""
+    X, y = table(600)
+    X = X + {"array": 11, "sparse": 12, "frame": 13}[kind]
+    told: dict[str, Any] = {"epsilon": 8.0, "steps": 2}
+    rows: Any = csr_array(X) if kind == "sparse" else X
+    if kind == "frame":
+        rows = pd.DataFrame(X, columns=list("abc"))
+        told |= {"schema": Schema(tuple(map(Column, "abc"))), "classes": [0, 1]}
+    model = pg.PrivateLogisticRegression(**told)
+    with pytest.warns(UserWarning, match="share many rows") as caught:
+        cross_val_score(model, rows, y, cv=3, error_score="raise")
+    assert len([w for w in caught if "share many rows" in str(w.message)]) == 1
+
+
+def test_other_rows_do_not_warn():
+    X, y = table(900)
+    X = X + 17
+    model = pg.PrivateLogisticRegression(8.0, steps=2)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        warnings.filterwarnings("ignore", ".*rows are few")
+        for part in (slice(0, 300), slice(300, 600), slice(600, 900)):
+            model.fit(X[part], y[part])
+        coarse = np.random.default_rng(1).integers(0, 2, (900, 3)).astype(float)
+        for part in (slice(0, 300), slice(300, 600)):
+            model.fit(coarse[part], y[part])
+
+
+def test_members_that_an_ensemble_seeds_are_told_to_be_not_private():
+    X, y = table(600)
+    model = pg.PrivateLogisticRegression(8.0, steps=2)
+    with pytest.warns(UserWarning, match="NOT private"):
+        BaggingClassifier(model, n_estimators=2, random_state=0).fit(X, y)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        warnings.filterwarnings("ignore", ".*rows are few")
+        clone(model).set_params(random_state=3).fit(X, y)
+
+
+def test_an_epsilon_that_protects_nobody_is_told():
+    X, y = table(300)
+    with pytest.warns(UserWarning, match="epsilon 64 hardly protects anyone"):
+        pg.PrivateLogisticRegression(64.0, steps=2).fit(X + 19, y)
+
+
+def test_targets_named_like_another_column_are_refused(tmp_path):
+    """A series that was computed from a column still has its name."""
+    frame, ledger = as_pandas(people(600)), budget(tmp_path)
+    open_schema = Schema(COLUMNS)
+    told: dict[str, Any] = {"schema": open_schema, "ledger": ledger, "dataset": "rows", "steps": 2}
+    model = pg.PrivateLogisticRegression(0.5, classes=[False, True], **told)
+    older = frame["age"] > 45
+    assert older.name == "age"
+    with pytest.raises(ValueError, match="name of their own, found 'age'"):
+        model.fit(frame, older)
+    assert ledger.history("rows") == []
+    fitted = model.fit(frame, older.rename("older"))
+    assert "age" in fitted.feature_names_in_
+    member = model.fit(frame, frame["member"])
+    assert "member" not in member.feature_names_in_
+
+
+@pytest.mark.parametrize("cls", [*CLASSIFIERS, *REGRESSORS])
+def test_estimators_show_themselves_in_notebooks_without_a_warning(cls):
+    for shown in (cls(), GridSearchCV(cls(), {}), pg.PrivateSearch(cls(), {"radius": [0.2]})):
+        assert shown._repr_html_()
+
+
+def test_tab_completion_finds_public_names_alone():
+    found = {name for name in dir(pg) if not name.startswith("_")}
+    assert {cls.__name__ for cls in (*CLASSIFIERS, *REGRESSORS)} < found
+    assert not found & {"Any", "Path", "TYPE_CHECKING", "find_spec", "import_module"}
+
+
 def test_partial_bounds_are_public_limits():
     X, y = table()
     X = X * [10.0, 1.0, 1.0] + [50.0, 0, 0]

@@ -3,9 +3,12 @@
 import pytest
 
 from privagrad.data.schema import Column, Schema
-from privagrad.fitting.notes import column_notes, looks_like_code
+from privagrad.fitting.notes import column_notes, hidden_notes, looks_like_code
 
-CODES = ("id", "patient_id", "patientId", "ZIP", "zipcode", "post_code", "phone", "icd code", "ID")
+CODES = (
+    "id", "patient_id", "patientId", "ZIP", "zipcode", "post_code", "phone", "icd code", "ID",
+    "Fallnummer", "Kunden-Nr", "kundennr", "PLZ", "Postleitzahl", "caseNo", "mrn",
+)  # fmt: skip
 QUANTITIES = (
     "age",
     "paid",
@@ -16,6 +19,8 @@ QUANTITIES = (
     "decode_time",
     "valid",
     "period",
+    "casino",
+    "Zahl der Kinder",
 )
 
 
@@ -35,3 +40,21 @@ def test_nothing_is_said_of_ordinary_columns():
         column_notes(Schema((*columns, Column("id", "category", categories=("a", "b"))), "id"))
         == []
     )
+
+
+def test_columns_of_which_noise_hides_everything_are_named():
+    columns = (
+        Column("age"),
+        Column("insured", "category", categories=("yes", "no")),
+        Column("town", "category", categories=("Bern", "Basel")),
+        Column("empty", "date", missing=False),
+        Column("y"),
+    )
+    schema = Schema(columns, "y")
+    dates = [
+        f"{part.name}={value}" for part in columns[3].encoded for value in part.categories
+    ]  # fmt: skip
+    hidden = ["age is missing", "insured=yes", "insured=no", "town=Bern", "empty in days", *dates]
+    (told,) = hidden_notes(schema, hidden)
+    assert "Nothing was learned of 'insured', 'empty':" in told
+    assert hidden_notes(schema, ["age is missing", "town=Bern", *dates]) == []

@@ -196,7 +196,9 @@ def test_verdicts_say_what_is_clear_of_noise():
     rng = np.random.default_rng(5)
     useless = Predicted.of(Loss("logistic"), np.full(N, -1.0), SIGNS)
     assert at(good, 5.0).verdict(classes).startswith("Better than always answering 'no': right")
-    assert at(good, 3000.0).verdict(classes).startswith("No better than always answering")
+    unclear = at(good, 3000.0).verdict(classes)
+    assert unclear.startswith("Not clearly better than always answering")
+    assert "the noise hides differences below" in unclear
     assert at(useless, 5.0).verdict(classes) == "No better than always answering 'no'."
     assert evaluate_exactly(useless).verdict(classes) == "No better than always answering 'no'."
     wrong = Predicted.of(Loss("logistic"), -MARGINS, SIGNS)
@@ -208,7 +210,9 @@ def test_verdicts_say_what_is_clear_of_noise():
     assert re.fullmatch(r"Removes \d+% of the error of always answering 3\d\.\d+\.",
                         at(numbers, 5.0).verdict(None))  # fmt: skip
     constant = Predicted.of(Loss("huber"), np.full(N, np.median(NUMBERS)), NUMBERS)
-    assert at(constant, 30.0).verdict(None).startswith("No better than always answering")
+    assert at(constant, 2.0, 1).verdict(None).startswith("No better than always answering")
+    assert evaluate_exactly(constant).verdict(None).startswith("No better than always answering")
+    assert at(numbers, 3000.0).verdict(None).startswith("Not clearly better than always answering")
 
 
 @pytest.mark.parametrize(("name", "rows"), CASES, ids=[c[0] for c in CASES])

@@ -51,6 +51,23 @@ StatementPath = Annotated[
 ]
 
 
+def require_outputs(outputs: Iterable[Path | None], inputs: Iterable[Path | None]) -> None:
+    """Refuse files that cannot be written, and those that would replace what is read."""
+    from privagrad.fitting import require_writable
+
+    taken = {path.resolve() for path in inputs if path is not None}
+    for path in outputs:
+        if path is None:
+            continue
+        require_writable(path)
+        if path.resolve() in taken:
+            raise ValueError(
+                f"Expected different files to read and to write, found {path.name} twice. Give "
+                "another path."
+            )
+        taken.add(path.resolve())
+
+
 def command(function: Callable[..., object]) -> Callable[..., None]:
     """Make a command: print errors in one line; with --json print what it returns, nothing else.
 

@@ -62,6 +62,8 @@ def create(
     from privagrad.fitting import fingerprint, warn_if_weak
 
     warn_if_weak(epsilon, delta)
+    if file is not None and not file.is_file():
+        raise FileNotFoundError(f"Expected the data set's file, found nothing at {file}.")
     mark = None if file is None else fingerprint(file)
     account = Ledger(ledger).create(name, epsilon, delta, mark)
     say(f"created a budget for {name}: epsilon {epsilon:g} at delta {delta:g}")

@@ -24,7 +24,15 @@ Delta = Annotated[float, typer.Option(help="Probability that the guarantee may f
 
 
 def parse_epsilons(text: str) -> tuple[float, ...]:
-    return tuple(validate.positive("epsilon", float(part)) for part in text.split(","))
+    """Numbers separated by commas."""
+    try:
+        found = [float(part) for part in text.split(",")]
+    except ValueError:
+        raise ValueError(
+            f"Expected values of epsilon like 0.1,1,3, found {text!r}: give numbers with "
+            "decimal points, separated by commas."
+        ) from None
+    return tuple(validate.positive("epsilon", epsilon) for epsilon in found)
 
 
 @command
@@ -74,6 +82,8 @@ def compare(
     from privagrad.experiments import compare as experiment
     from privagrad.experiments.arena import VARIANTS, Conditions
     from privagrad.experiments.problems import BUILT_IN, FileProblem
+    from privagrad.fitting import require_no_budget
+    from privagrad.privacy.ledger import Ledger
     from privagrad.report.experiments import write_compare_report
 
     names = tuple(VARIANTS) if methods == "all" else tuple(methods.split(","))
@@ -86,6 +96,8 @@ def compare(
             raise FileNotFoundError(
                 f"Expected a built-in problem ({', '.join(BUILT_IN)}) or a file, found {problem!r}."
             )
+        advice = "Take public rows, or one of the built-in problems."
+        require_no_budget(Ledger(), path, "a comparison, whose tuning is not private", advice)
         stamp = path.stat().st_mtime_ns
         chosen = FileProblem(str(path), target, loss, public_share, box, stamp)
     budgets = parse_epsilons(epsilons)

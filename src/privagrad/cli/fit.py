@@ -19,6 +19,7 @@ from privagrad.cli._output import (
     command,
     note,
     read_statement_for,
+    require_outputs,
     say,
     show_table,
 )
@@ -263,7 +264,7 @@ def fit(
         encoding = encoding_named(encoding)
         stated = None if stated is None else replace(stated, encoding=encoding)
     choices = Choices(steps, batch_size, step_size, radius)
-    budgets = None if dataset is None else Ledger(ledger)
+    budgets = Ledger(ledger)
     request = fitting.FitRequest(
         table, target, epsilon, delta, loss, quantile, stated, labels, choices, seed, dataset,
         budgets, test, noise_kind(noise), cast("fitting.Task | None", task), encoding or "utf-8",
@@ -312,18 +313,7 @@ def _check_paths(
             f"Expected a new file, found {out}: a model that has cost privacy. Give another name, "
             "or --overwrite."
         )
-    from privagrad.fitting import require_writable
-
-    written = [path for path in (out, report) if path is not None]
-    taken = {path.resolve() for path in inputs if path is not None}
-    for path in written:
-        require_writable(path)
-        if path.resolve() in taken:
-            raise ValueError(
-                f"Expected different files to read and to write, found {path.name} twice. Give "
-                "another path."
-            )
-        taken.add(path.resolve())
+    require_outputs((out, report), inputs)
 
 
 def _show_plan(job: PreparedFit) -> None:

@@ -25,6 +25,7 @@ from privagrad.cli._output import (
     command,
     note,
     read_statement_for,
+    require_outputs,
     say,
     show_table,
 )
@@ -73,6 +74,8 @@ def predict(
 
     `privagrad predict income.model new-people.xlsx --keep name,email -o -`
     """
+    printed = str(out) == "-"
+    require_outputs([None if printed else out], [model, table])
     fitted = load_model(model)
     if encoding is not None and fitted.schema is not None:
         told = replace(fitted.schema, encoding=encoding_named(encoding))
@@ -85,7 +88,6 @@ def predict(
         )
     labels = fitted.classes if probabilities and fitted.classes else []
     count, tally = 0, Tally()
-    printed = str(out) == "-"
     if printed and as_json:
         raise ValueError("Expected a file to write with --json, found -o -.")
     with _printed() if printed else atomic_write(out) as file:
@@ -141,6 +143,7 @@ def show(
 
     Example: `privagrad show income.model --report report.html`
     """
+    require_outputs([report], [model])
     fitted = load_model(model)
     low, high = fitted.intervals
     said = read_statement_for(report, statement)
@@ -238,13 +241,7 @@ def evaluate(
     from privagrad import fitting
     from privagrad.privacy.ledger import Ledger
 
-    if report is not None:
-        fitting.require_writable(report)
-        if report.resolve() in (model.resolve(), table.resolve()):
-            raise ValueError(
-                f"Expected different files to read and to write, found {report.name} twice. Give "
-                "another path."
-            )
+    require_outputs([report], [model, table])
     fitted, budgets = load_model(model), Ledger(ledger)
     request = fitting.EvaluationRequest(fitted, table, epsilon, delta, dataset, budgets)
     with busy(f"reading {table.name}"):

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from privagrad._internal.validate import Vector
 from privagrad.data.encoding import Encoding
+from privagrad.data.overlap import Marks, marks_of
 from privagrad.data.schema import Column, Schema
 from privagrad.data.tables import Rows, Table
 from privagrad.glm.rows import DenseRows, SparseRows
@@ -74,6 +75,14 @@ class MatrixTable(Table):
         if edges is None:
             return self
         return replace(self, data=_clipped(self.data, edges), edges=edges, given=self.data)
+
+    def marks(self) -> Marks | None:
+        rows = self.data if self.given is None else self.given
+        if isinstance(rows, DenseRows):
+            return marks_of([rows.array])
+        # A product with a fixed vector is computed row by row.
+        weights = np.random.default_rng(0).standard_normal(rows.dim)
+        return marks_of([np.asarray(rows.matrix @ weights)[:, None]])
 
     def buffers(self) -> list[NDArray[Any]]:
         rows = self.data if self.given is None else self.given

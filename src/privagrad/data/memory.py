@@ -142,5 +142,29 @@ def with_target(schema: Schema, name: str, *, numbers: bool) -> Schema:
     return replace(schema, columns=(*schema.columns, target), target=name)
 
 
+def require_own_name(X: Any, y: Any, schema: Schema, name: str) -> None:
+    """Refuse targets that are called like a column of X which says something else than they.
+
+    Without a target in the schema the name of the targets says which column they are, and that
+    column is left out. A series that was computed from another column still has its name.
+    """
+    names = getattr(X, "column_names", None)
+    known = list(getattr(X, "columns", ()) if names is None else names)
+    if schema.target is not None or name not in known:
+        return
+    if name not in {column.name for column in schema.columns}:
+        return
+    targets, column = as_series("targets", y), as_series("column", X[name])
+    if len(targets) != len(column):
+        return
+    pairs = polars().DataFrame([targets, column]).n_unique()
+    if not pairs == targets.n_unique() == column.n_unique():
+        raise ValueError(
+            f"Expected targets with a name of their own, found {name!r}, which is a column of X "
+            "of other values: it would be left out as the target. Rename the targets, for "
+            'example y.rename("target"), or state the target in the schema. Nothing was spent.'
+        )
+
+
 def _slices(frame: pl.DataFrame) -> Iterator[pl.DataFrame]:
     return frame.iter_slices(CHUNK)

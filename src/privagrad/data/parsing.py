@@ -126,7 +126,9 @@ class Parser:
             texts = self._known_texts(series, column)
             written = f"like {column.format!r}" if column.format else "like 2024-01-31"
             dates = read_dates(texts, column.format)
-            _require_all(texts, dates, column, first, f"dates {written}", "state their `format`")
+            self._require_all(
+                texts, dates, column, first, f"dates {written}", "state their `format`"
+            )
         elif series.dtype == pl.Date:
             dates = series.cast(pl.Datetime("ms"))  # which holds every day
         elif series.dtype == pl.Datetime:
@@ -173,7 +175,8 @@ class Parser:
             texts = self._known_texts(series, column)
             seconds = read_durations(texts)
             wanted = "durations like 1:30:00, 90 min or PT1H30M"
-            _require_all(texts, seconds, column, first, wanted, "write them so")
+            advice = "make a column of plain numbers, such as seconds, a number"
+            self._require_all(texts, seconds, column, first, wanted, advice)
             return seconds
         if series.dtype == pl.Duration:
             return series.dt.total_milliseconds() / 1000
@@ -220,12 +223,31 @@ class Parser:
         texts = self._known_texts(series, column)
         numbers = plain_numbers(texts, self.schema) if self._pattern else texts
         numbers = numbers.cast(pl.Float64, strict=False)
-        _require_all(
+        self._require_all(
             texts, numbers, column, first, "numbers",
             "list what stands for a missing value as `blanks`, state `decimal` and `thousands` if "
             "numbers are written like 1.234,5",
         )  # fmt: skip
         return numbers
+
+    def _require_all(
+        self, texts: pl.Series, read: pl.Series, column: Column, first: int, wanted: str,
+        advice: str,
+    ) -> None:  # fmt: skip
+        """Refuse texts that could not be read. No cell is quoted."""
+        if not (wrong := read.null_count() - texts.null_count()):
+            return
+        line = first + int((texts.is_not_null() & read.is_null()).arg_max() or 0)
+        told = f"{advice} in the schema, or make the column a category or ignored."
+        if self.of_model:
+            told = (
+                "correct the file, which is read by the schema of the model "
+                f"(decimal {self.schema.decimal!r}, thousands {self.schema.thousands!r})."
+            )
+        raise ValueError(
+            f"Expected {wanted} in column {column.name!r}, found other text in {wrong} rows, first "
+            f"in line {line}: {told}"
+        )
 
     @cached_property
     def _pattern(self) -> bool:
@@ -299,18 +321,6 @@ def _beside(columns: Sequence[Any], rows: int, dtype: Any) -> Any:
     for j, column in enumerate(columns):
         table[:, j] = column
     return table
-
-
-def _require_all(
-    texts: pl.Series, read: pl.Series, column: Column, first: int, wanted: str, advice: str
-) -> None:
-    """Refuse texts that could not be read. No cell is quoted."""
-    if wrong := read.null_count() - texts.null_count():
-        line = first + int((texts.is_not_null() & read.is_null()).arg_max() or 0)
-        raise ValueError(
-            f"Expected {wanted} in column {column.name!r}, found other text in {wrong} rows, first "
-            f"in line {line}: {advice} in the schema, or make the column a category or ignored."
-        )
 
 
 def _wrong_type(series: pl.Series, column: Column, wanted: str) -> TypeError:

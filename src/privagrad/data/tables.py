@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from privagrad._internal.validate import Vector
 from privagrad.data.encoding import Codes, Encoding, encoding_of, one_hot, renumbered
+from privagrad.data.overlap import Marks, marks_of
 from privagrad.data.schema import Column, Schema
 
 CHUNK = 50_000
@@ -98,6 +99,10 @@ class Table(ABC):
                 found = zlib.crc32(flat[start : start + size].data, found)
         return found
 
+    def marks(self) -> Marks | None:
+        """A number for each row that its entries determine, for rows in memory. NOT private."""
+        return None
+
     def with_categories(self, found: Mapping[str, tuple[str, ...]]) -> Self:
         """The same rows where these columns have these categories, by name."""
         columns = (replace(self.schema.column(name), categories=c) for name, c in found.items())
@@ -152,6 +157,13 @@ class ColumnTable(Table):
 
     def buffers(self) -> list[NDArray[Any]]:
         return [spool.array() for spool in (self.numbers, self.codes) if spool.width]
+
+    def marks(self) -> Marks | None:
+        # Codes of categories that are not stated depend on the order of the rows.
+        categories = [c for c in self.schema.encoded if c.kind == "category"]
+        stated = [j for j, c in enumerate(categories) if c.name not in self.counts]
+        parts = [self.numbers.array()] if self.numbers.width else []
+        return marks_of([*parts, self.codes.array()[:, stated]] if stated else parts)
 
     @cached_property
     def encoding(self) -> Encoding:

@@ -14,12 +14,12 @@ from numpy.typing import NDArray
 from privagrad._internal import validate
 from privagrad._internal.validate import Vector
 from privagrad.data.matrices import MatrixTable
-from privagrad.data.memory import as_series, open_frame, with_target
+from privagrad.data.memory import as_series, open_frame, require_own_name, with_target
 from privagrad.data.schema import Column, Schema
 from privagrad.data.tables import Table
 from privagrad.estimators import _labels
 from privagrad.estimators._fitted import ARRAY, FittedEstimator
-from privagrad.estimators._repeats import warn_of_repeated_fit
+from privagrad.estimators._repeats import warn_of_drawn_seed, warn_of_repeated_fit
 from privagrad.estimators._tables import (
     BoundsLike,
     Given,
@@ -35,6 +35,7 @@ from privagrad.fitting import (
     PreparedFit,
     prepare_table,
     run,
+    warn_if_weak,
 )
 from privagrad.fitting.request import with_classes
 from privagrad.linear import Choices, Solver
@@ -125,8 +126,13 @@ class PrivateLinearEstimator(FittedEstimator):
         settings = self._settings(labels)
         settings = replace(settings, strict=settings.dataset is not None or self.schema is not None)
         job = prepare_table(table, settings)
-        counted = settings.dataset is None and settings.random_state is None
-        if counted and not math.isinf(settings.epsilon):
+        if math.isinf(settings.epsilon):
+            return job
+        if settings.random_state is not None:
+            warn_of_drawn_seed(self.random_state)
+            return job
+        warn_if_weak(settings.epsilon, settings.delta)
+        if settings.dataset is None:
             warn_of_repeated_fit(table)
         return job
 
@@ -150,6 +156,7 @@ class PrivateLinearEstimator(FittedEstimator):
     def _framed(self, X: Any, y: Any, schema: Schema) -> tuple[Table, str]:
         """A frame as a table, and the kind of NumPy's types that its labels have."""
         regression = self._loss.regression
+        require_own_name(X, y, schema, name_of(y))
         schema = with_target(schema, name_of(y), numbers=regression)
         stated = self._stated_classes()
         texts = () if stated is None else tuple(_labels.text_of(c, sparse=False) for c in stated)

@@ -14,6 +14,7 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import validate_data
 
 from privagrad._internal.validate import Vector
+from privagrad.data.columns import did_you_mean
 from privagrad.data.matrices import MatrixTable
 from privagrad.data.schema import Column, Schema, read_schema
 from privagrad.glm.rows import DenseRows, SparseRows, as_rows, strange_columns
@@ -70,6 +71,11 @@ def read_xy(
     require_finite(estimator, X)
     if not regression:
         check_classification_targets(y)
+    elif y.dtype.kind not in "biuf":
+        raise TypeError(
+            f"Expected numbers as targets of a regression, found {y.dtype}: convert them, or take "
+            "a classifier for labels."
+        )
     elif not np.isfinite(y).all():
         raise ValueError("Expected finite targets y, found NaN or inf: drop those rows.")
     return as_rows(X), y
@@ -165,6 +171,7 @@ def _partial(
         if not 0 <= place < dim:
             raise ValueError(
                 f"Expected {name} of columns that X has, by name or number, found {key!r}."
+                f"{did_you_mean(str(key), places) if places else ''}"
             )
         low[place], high[place] = edges_of_column(name, key, pair)
     return (low, high) if given else None
@@ -190,7 +197,10 @@ def bounded_schema(schema: Schema, given: BoundsLike, target_bounds: BoundsLike)
     told = dict(given or {})
     names = [column.name for column in schema.features]
     if strange := [key for key in told if key not in names]:
-        raise ValueError(f"Expected bounds of the schema's columns, found {strange[0]!r}.")
+        raise ValueError(
+            f"Expected bounds of the schema's columns, found {strange[0]!r}."
+            f"{did_you_mean(str(strange[0]), names)}"
+        )
     if target_bounds is not None:
         ends = edges_of("target_bounds", target_bounds, 1)
         told[schema.target] = [float(edge[0]) for edge in ends or ()]

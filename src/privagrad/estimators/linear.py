@@ -207,8 +207,8 @@ class PrivateLogisticRegression(PrivateLinearClassifier):
     feature_names_in_ : array of shape (d,)
         Names of the columns, where X had names.
 
-    Guarantees
-    ----------
+    Notes
+    -----
     All fitted attributes together satisfy ``privacy_``. Public are: the number of rows and
     columns, the columns' names, the set of labels, all parameters, and whether the table is
     sparse. With a `schema`, labels and categories that it leaves open are discovered privately. Do

@@ -95,8 +95,8 @@ class PrivateSearch(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
     privacy_ : PrivacyReport
         What the whole search cost.
 
-    Guarantees
-    ----------
+    Notes
+    -----
     The attributes together satisfy ``privacy_`` as long as the number of runs stays secret. It is
     not kept, and runs show no progress bars and no warnings. But the time that a search takes
     reveals it: do not publish that time.

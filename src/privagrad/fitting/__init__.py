@@ -1,5 +1,6 @@
 """A model from rows: read, plan, reserve, fit, save, in this order."""
 
+from privagrad.fitting.budget import require_no_budget
 from privagrad.fitting.checks import require_test_rows, require_writable, warn_if_weak
 from privagrad.fitting.evaluate import (
     EvaluationRequest,
@@ -41,6 +42,7 @@ __all__ = [
     "prepare",
     "prepare_evaluation",
     "prepare_table",
+    "require_no_budget",
     "require_test_rows",
     "require_writable",
     "run",

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from pathlib import Path
 
+from privagrad.fitting.snapshots import fingerprint
 from privagrad.privacy.accounting import PrivacyPlan
 from privagrad.privacy.events import Event, GaussianEvent
 from privagrad.privacy.ledger import NO_DELTA_LEFT, Account, BudgetError, Ledger
@@ -30,14 +32,28 @@ def paying_account(
     return account
 
 
-def require_own_rows(ledger: Ledger, account: Account, fingerprint: str, name: str) -> None:
+def require_own_rows(ledger: Ledger, account: Account, content: str, name: str) -> None:
     """Refuse a file that is not that of the budget, or is that of another one."""
-    if account.fingerprint and fingerprint != account.fingerprint:
+    if account.fingerprint and content != account.fingerprint:
         raise ValueError(
             f"Expected the file that the budget of {account.name!r} was opened for, found other "
             f"content in {name}: rows that changed are another data set. Open a budget for it."
         )
-    ledger.require_only_budget(account.name, fingerprint)
+    ledger.require_only_budget(account.name, content)
+
+
+def require_no_budget(ledger: Ledger | None, path: Path, what: str, advice: str) -> None:
+    """Refuse a use that no budget pays for of rows that are known to have one.
+
+    `advice` may hold the place {name} of the budget.
+    """
+    if ledger is None or not ledger.path.exists():
+        return
+    if owners := ledger.owners(fingerprint(path)):
+        raise ValueError(
+            f"Expected rows without a budget for {what}, found that {path.name} has that of "
+            f"{owners[0]!r}. {advice.format(name=owners[0])} Nothing was spent."
+        )
 
 
 def reserve(
@@ -47,14 +63,14 @@ def reserve(
     epsilon: float,
     events_at: Callable[[float], tuple[Event, ...]],
     events: tuple[Event, ...],
-    fingerprint: str | None = None,
+    content: str | None = None,
 ) -> str:
     """Reserve the releases of a run, or say what would fit; the name of the run.
 
     `events_at` gives the releases of the same run at another epsilon.
     """
     try:
-        return ledger.reserve(account.name, events, note, fingerprint)
+        return ledger.reserve(account.name, events, note, content)
     except BudgetError:
         current = ledger.account(account.name)
         raise refusal(current, epsilon, current.spent_with(events), events_at) from None

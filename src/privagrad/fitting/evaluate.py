@@ -16,7 +16,12 @@ from privagrad.data.libsvm import is_libsvm, libsvm_schema, open_libsvm
 from privagrad.data.models import SavedModel
 from privagrad.data.readers import open_table, require_table
 from privagrad.data.tables import Table
-from privagrad.fitting.budget import paying_account, require_own_rows, reserve
+from privagrad.fitting.budget import (
+    paying_account,
+    require_no_budget,
+    require_own_rows,
+    reserve,
+)
 from privagrad.fitting.checks import require_delta_of, require_test_rows, warn_if_weak
 from privagrad.fitting.pose import class_numbers
 from privagrad.fitting.settings import loss_named
@@ -82,8 +87,8 @@ def prepare_evaluation(request: EvaluationRequest) -> PreparedEvaluation:
             path = stack.enter_context(snapshot(path))
             content = fingerprint(path)
             require_own_rows(request.ledger, account, content, path.name)
-        elif request.epsilon is None:
-            _require_no_budget(request)
+        else:
+            _require_unpaid(request)
         table = _opened(request.model, path)
     rows = _predicted(request, table)
     if request.epsilon is None:
@@ -149,15 +154,12 @@ def _paying(request: EvaluationRequest, epsilon: float) -> Account | None:
     return account
 
 
-def _require_no_budget(request: EvaluationRequest) -> None:
-    """Refuse exact figures on rows that are known to be private."""
-    if request.ledger is None or not request.ledger.path.exists():
-        return
-    if owners := request.ledger.owners(fingerprint(request.table)):
-        raise ValueError(
-            f"Expected rows without a budget for exact figures, found those of {owners[0]!r}: they "
-            f"are private. Give --epsilon and --dataset {owners[0]}. Nothing was spent."
-        )
+def _require_unpaid(request: EvaluationRequest) -> None:
+    if request.epsilon is None:
+        what, advice = "exact figures", "Give --epsilon and --dataset {name}."
+    else:
+        what, advice = "a run that is charged to no budget", "Give --dataset {name}."
+    require_no_budget(request.ledger, request.table, what, advice)
 
 
 def _opened(model: SavedModel, path: Path) -> Table:

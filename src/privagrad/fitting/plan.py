@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from privagrad._internal import validate
 from privagrad.data.readers import open_table, open_test_table, require_table
 from privagrad.data.tables import Table
-from privagrad.fitting.budget import paying_account, require_own_rows
+from privagrad.fitting.budget import paying_account, require_no_budget, require_own_rows
 from privagrad.fitting.checks import (
     require_delta_of,
     require_enough_rows,
@@ -131,6 +131,13 @@ def prepare(request: FitRequest) -> PreparedFit:
             path = stack.enter_context(snapshot(path))
             content = fingerprint(path)
             require_own_rows(request.ledger, account, content, path.name)
+        else:
+            what = "a run that is charged to no budget"
+            require_no_budget(request.ledger, path, what, "Give --dataset {name}.")
+        if request.test is not None:
+            require_table(request.test)
+            advice = "Leave out --test, or use privagrad evaluate with --epsilon and --dataset."
+            require_no_budget(request.ledger, request.test, "exact scores (--test)", advice)
         schema, settings = complete(request, path)
         table = open_table(path, schema)
     job = prepare_table(table, settings, account, content)

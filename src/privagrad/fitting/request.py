@@ -34,12 +34,12 @@ class FitRequest:
     Without a `target` the schema's is predicted. Without a `delta` it is the budget's, or else
     below 1/(10 n). A target of numbers needs a `task`, a `loss` of `LOSSES` or `classes`, because
     numbers may be labels. The loss is logistic for classification and huber for regression by
-    default. A file without a `schema` has numbers alone. `classes` are all labels
-    that can occur: by default the schema's, or else discovered privately. `choices` override the
-    recipe. A `seed` makes a model that is not private. `dataset` names the budget in `ledger` that
-    pays; without it the run is not charged to any budget. Scores on `test` are not private. `noise`
-    is "gaussian" or "discrete". `encoding` is that of a text file without a schema. `class_weight`
-    "balanced" gives all classes the same weight, within bounds.
+    default. A file without a `schema` has numbers alone. `classes` are all labels that can occur:
+    by default the schema's, or else discovered privately. `choices` override the recipe. A `seed`
+    makes a model that is not private. `dataset` names the budget in `ledger` that pays; without it
+    the run is not charged to any budget, and refused on rows that have one there. Scores on `test`
+    are not private. `noise` is "gaussian" or "discrete". `encoding` is that of a text file without
+    a schema. `class_weight` "balanced" gives all classes the same weight, within bounds.
     """
 
     table: Path

@@ -13,7 +13,7 @@ import numpy as np
 from privagrad.data.models import SavedModel, save_model
 from privagrad.data.tables import Table
 from privagrad.fitting.evaluate import as_values, exact_figures
-from privagrad.fitting.notes import column_notes
+from privagrad.fitting.notes import column_notes, hidden_notes
 from privagrad.fitting.plan import PreparedFit
 from privagrad.linear import METHOD, LinearModel, Plan, Trace
 from privagrad.privacy.accounting import PrivacyReport
@@ -71,7 +71,7 @@ def saved_model(job: PreparedFit, fitted: FittedTable) -> SavedModel:
         classes,
         fitted.table.file_schema,
         {**_privacy(model.privacy), "public": job.public},
-        {**_made(job, fitted), "not_measurable": _hidden(fitted, trace)},
+        _made(job, fitted),
         evaluation,
         model.coef,
         model.intercept,
@@ -118,6 +118,7 @@ def _privacy(report: PrivacyReport) -> dict[str, Any]:
 
 def _made(job: PreparedFit, fitted: FittedTable) -> dict[str, Any]:
     plan, trace, settings = fitted.plan, fitted.model.trace, job.settings
+    hidden, schema = _hidden(fitted, trace), fitted.table.schema
     by_moments = trace.ellipsoid is None and settings.squares is not None
     return {
         "at": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -133,5 +134,6 @@ def _made(job: PreparedFit, fitted: FittedTable) -> dict[str, Any]:
         "target_scale": list(trace.scale),
         "dataset": settings.dataset,
         "run": fitted.run,
-        "notes": column_notes(fitted.table.schema),
+        "notes": column_notes(schema) + hidden_notes(schema, hidden),
+        "not_measurable": hidden,
     }

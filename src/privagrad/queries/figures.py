@@ -16,24 +16,19 @@ import numpy as np
 from privagrad._internal.markup import html_table
 from privagrad._internal.validate import Vector
 from privagrad.queries.histograms import Weights
+from privagrad.queries.verdicts import (
+    Estimate,
+    labelled,
+    verdict_on_classes,
+    verdict_on_numbers,
+)
 
 _LEAST_SHARE, _CLEAR = 0.05, 8.0
 """Of the rows in a point of the calibration plot, and of its noise, in standard deviations."""
 
-_SURE = 2.0
-"""Standard deviations of noise from which on a difference counts."""
-
 _ROC_POINTS = np.linspace(0.0, 1.0, 51)
 _RESIDUAL_BINS = 6
 Columns = dict[str, list[float]]
-
-
-@dataclass(frozen=True)
-class Estimate:
-    """A figure and the standard deviation of the noise in it."""
-
-    value: float
-    noise: float = 0.0
 
 
 class Sample(NamedTuple):
@@ -110,44 +105,19 @@ class Evaluation:
         ]  # fmt: skip
         told = self.verdict(numbers) if {"gain", "removed"} & set(self.figures) else ""
         rows = [
-            (name.replace("_", " "), f.value, f"± {2 * f.noise:.2g}" if f.noise else "")
-            for name, f in self.figures.items()
+            (label, f.value, f"± {2 * f.noise:.2g}" if f.noise else "")
+            for label, f, _ in labelled(self.figures, self.quantile)
         ]
         return html_table(f"{kind}. {told}".strip(), ("figure", "value", "95 % noise"), rows)
 
     def verdict(self, classes: list[str] | None) -> str:
         """Whether the model is better than a constant, in a sentence."""
-        figures = self.figures
         if classes is None:
-            return _verdict_on_numbers(figures, self.answer)
+            return verdict_on_numbers(self.figures, self.answer)
         constant = "the most frequent class"
         if not math.isnan(self.answer):
             constant = repr(str(classes[int(self.answer)]))
-        gain, auc = figures["gain"], figures.get("auc")
-        right = f"{figures['accuracy'].value:.1%} of the rows instead of "
-        right += f"{figures['baseline_accuracy'].value:.1%}"
-        if abs(gain.value) > _SURE * gain.noise and gain.value != 0:
-            better = "Better" if gain.value > 0 else "Worse"
-            return f"{better} than always answering {constant}: right for {right}."
-        if auc is not None and auc.value > 0.5 + max(_SURE * auc.noise, 0.01):
-            return (
-                f"Its answers are no better than always answering {constant}, but its scores tell "
-                f"the classes apart: AUC {auc.value:.3f}."
-            )
-        return f"No better than always answering {constant}."
-
-
-def _verdict_on_numbers(figures: Mapping[str, Estimate], answer: float) -> str:
-    if "removed" not in figures:
-        return "Compared with the centre of the target by the loss alone."
-    constant, removed = f"always answering {answer:.4g}", figures["removed"]
-    # A difference has normal noise; a ratio of noisy errors may be anything.
-    gain = figures.get("error_gain", removed)
-    if abs(gain.value) <= _SURE * gain.noise or gain.value == 0:
-        return f"No better than {constant}."
-    if gain.value < 0:
-        return f"Worse than {constant}."
-    return f"Removes {min(removed.value, 1.0):.0%} of the error of {constant}."
+        return verdict_on_classes(self.figures, constant)
 
 
 def _former(values: Mapping[str, Any]) -> tuple[dict[str, Estimate], float]:

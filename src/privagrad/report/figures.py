@@ -8,27 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from privagrad.queries.figures import Estimate, Evaluation
+from privagrad.queries.figures import Evaluation
+from privagrad.queries.verdicts import Estimate, labelled
 from privagrad.report.charts import Series, bar_chart, line_chart
 from privagrad.report.page import Banner, Block, Card, Cell, Figure, Table, readable
-
-_LABELS = {
-    "accuracy": ("Accuracy", "share of right answers"),
-    "baseline_accuracy": ("Accuracy of the constant", "always the most frequent class"),
-    "auc": ("AUC", "0.5: scores are worth nothing; 1: they tell the classes apart"),
-    "log_loss": ("Log loss", "of the probabilities; less is better"),
-    "baseline_log_loss": ("Log loss of the constant", "the shares of the classes"),
-    "calibration_error": ("Calibration error", "typical gap between predicted and observed"),
-    "error": ("Mean absolute error", "in the units of the target"),
-    "baseline_error": ("Mean absolute error of the constant", ""),
-    "half_within": ("Half of the predictions are off by at most", ""),
-    "ninety_within": ("90 % of the predictions are off by at most", ""),
-    "below": ("Targets below their predictions", "share"),
-    "score": ("Score", "1 - mean loss / cap"),
-    "baseline_score": ("Score of the constant", "the centre of the target"),
-}
-"""How figures are called, in the order in which they are shown; `gain` and `removed` are in the
-verdict."""
 
 _NEGLIGIBLE = 1e-6
 _NOISE = "The band is ±2 standard deviations of the noise that was added."
@@ -37,15 +20,8 @@ _NOISE = "The band is ±2 standard deviations of the noise that was added."
 def figure_lines(found: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
     """Name, value with ±2 standard deviations of its noise, and meaning of each figure."""
     shown = Evaluation.read(found)
-    quantile = shown.quantile
-    for key, (label, note) in _LABELS.items():
-        if key not in shown.figures:
-            continue
-        if "error" in key and key != "calibration_error" and quantile not in (None, 0.5):
-            label = label.replace("absolute error", "quantile loss")
-        if key == "below" and quantile is not None:
-            note = f"share; {quantile:g} for the quantile {quantile:g}"
-        yield label, estimated(shown.figures[key]), note
+    for label, figure, note in labelled(shown.figures, shown.quantile):
+        yield label, estimated(figure), note
 
 
 def estimated(figure: Estimate) -> str:

@@ -172,6 +172,7 @@ def readable(value: Cell, digits: int = 4) -> str:
         return "NaN" if math.isnan(value) else "∞" if value > 0 else "-∞"
     if value != 0 and not 1e-4 <= abs(value) < 1e6:
         return scientific(value, digits - 1)
+    value = value + 0.0  # no negative zero
     whole = value == int(value)
     text = f"{value:,.{0 if whole else max(0, digits - 1 - math.floor(math.log10(abs(value))))}f}"
     return text.rstrip("0").rstrip(".") if "." in text else text
