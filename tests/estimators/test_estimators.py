@@ -261,6 +261,21 @@ def test_whole_tables_are_seen_at_every_step_where_that_is_affordable():
     assert sparse.batch_size == recipe.batches(10**6, 100, False, 100, None).batch_size
 
 
+def test_noise_may_move_margins_less_with_many_columns_for_each_row():
+    assert recipe.reach(False, 10**6, 10) == pytest.approx(recipe.REACH, rel=1e-4)
+    assert recipe.reach(False, 1000, 1000) == recipe.reach(False, 1000, 10**6) == recipe.REACH / 1.5
+    assert recipe.reach(True, 1000, 1000) == recipe.TARGET_REACH
+    steps = [recipe.reach(False, 1000, columns) for columns in (10, 100, 500, 1000)]
+    assert steps == sorted(steps, reverse=True)
+
+
+def test_more_noise_brings_units_of_rare_columns_nearer_to_deviations():
+    found = [recipe.evenness(noise) for noise in (0.0, 0.001, 0.002, 0.02, 1.0)]
+    assert found == sorted(found)
+    assert (found[0], found[2]) == (0.0, 0.5)
+    assert found[-1] > 0.99
+
+
 @pytest.mark.parametrize("cls", ALL)
 def test_bad_input_is_named(cls):
     X, signal = table(n=50, dim=3)

@@ -234,10 +234,11 @@ def test_nothing_to_see_gives_something_positive():
         assert (estimated > 0).all()
 
 
-def private_columns_of(X, layout="dense", seed=0, epsilon=1.0, rare=False):
+def private_columns_of(X, layout="dense", seed=0, epsilon=1.0, rare=False, evenness=0.5):
     shares = [*moments.COLUMNS.shares, *[moments.RARE] * rare]
     releases = releases_of(shares, epsilon, 1e-6, seed)
-    return moments.private_columns(rows_of(X, layout), moments.COLUMNS, releases)
+    rows = rows_of(X, layout)
+    return moments.private_columns(rows, moments.COLUMNS, releases, evenness=evenness)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -332,9 +333,36 @@ def test_only_frequent_columns_of_sparse_tables_are_centred():
         assert (sparse.centre != 0).tolist() == [False, False, True, True, True]
         assert sparse.centre[2:] == pytest.approx(rate[2:], abs=0.03)
         for found in (dense, sparse):
-            assert found.unit.tolist() == [1.0] * 5
             left = np.where(found.centre != 0, rate * (1 - rate), rate)
-            assert found.moments == pytest.approx(left, abs=0.03)
+            assert found.moments * found.unit**2 == pytest.approx(left, abs=0.03)
+
+
+@pytest.mark.parametrize("evenness", [0.0, 0.5, 1.0])
+def test_units_of_sparse_indicators_go_from_one_to_their_deviations(evenness):
+    n, rng = 20_000, np.random.default_rng(0)
+    rate = np.array([0.02, 0.05, 0.07, 0.3, 0.5, 0.9])
+    X = (rng.uniform(size=(n, rate.size)) < rate).astype(float)
+    for seed in range(3):
+        found = private_columns_of(X, "csr", seed, epsilon=4.0, evenness=evenness)
+        spread = np.where(found.centre != 0, rate * (1 - rate), rate)
+        assert found.unit == pytest.approx(spread ** (evenness / 2), rel=0.1)
+    assert private_columns_of(X, epsilon=4.0, evenness=evenness).unit.tolist() == [1.0] * 6
+
+
+def test_noise_in_columns_that_do_not_show_leaves_the_units_of_others():
+    """1000 columns of zeros have 108,000 places for noise to look like a large entry."""
+    n, rng = 5000, np.random.default_rng(0)
+    X = np.zeros((n, 1010))
+    X[:, :10] = rng.uniform(size=(n, 10)) < 0.4
+    for layout in LAYOUTS:
+        immense = 0
+        for seed in range(5):
+            found = private_columns_of(X, layout, seed, epsilon=4.0, evenness=0.0)
+            assert np.ptp(found.unit[:10]) == 0
+            assert 0.75 < found.unit[0] < 1.33
+            immense += int(np.count_nonzero(found.unit > 4))
+        # One in two tables is expected to have one. Above 10 with a probability below 1e-3.
+        assert immense <= 10
 
 
 def test_where_noise_hides_every_scale_nothing_is_left_of_the_columns():

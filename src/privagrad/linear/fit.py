@@ -194,7 +194,8 @@ def run_fit(
 ) -> LinearModel:
     """Make the plan's releases, and compute the model from them."""
     class_weights = _class_weights(problem, releases)
-    task = _standardize(_weighted(problem, class_weights), releases)
+    evenness = recipe.evenness(plan.relative_noise)
+    task = _standardize(_weighted(problem, class_weights), releases, evenness)
     dim, norm, ellipsoid, noise = problem.facts.dim, task.row_norm, None, 0.0
     if not plan.privacy.unprotected:
         scale = np.ones(task.gradients.rows.shape[1])
@@ -322,9 +323,9 @@ def _predicted(problem: Problem, task: _Standardized, weights: Vector) -> Predic
     return Predicted.of(problem.loss, margins, task.gradients.targets, problem.left_out, scale)
 
 
-def _standardize(problem: Problem, releases: Releases) -> _Standardized:
+def _standardize(problem: Problem, releases: Releases, evenness: float) -> _Standardized:
     """Learn the columns and the target, and bring the rows into their units."""
-    columns = _columns(problem, releases)
+    columns = _columns(problem, releases, evenness)
     centre, unit = _target(problem, releases)
     targets = problem.targets
     if problem.loss.regression:
@@ -338,7 +339,7 @@ def _standardize(problem: Problem, releases: Releases) -> _Standardized:
     return _Standardized(gradients, columns, centre, unit)
 
 
-def _columns(problem: Problem, releases: Releases) -> Columns:
+def _columns(problem: Problem, releases: Releases, evenness: float) -> Columns:
     """Centres, units and moments of the columns."""
     rows, asked = problem.rows, problem.facts.column_queries
     if releases.plan.unprotected:
@@ -348,7 +349,7 @@ def _columns(problem: Problem, releases: Releases) -> Columns:
             rows, asked, problem.bounds, releases, problem.intercept, blanks=problem.blanks
         )
     return moments.private_columns(
-        rows, asked, releases, limits=problem.limits, blanks=problem.blanks
+        rows, asked, releases, limits=problem.limits, blanks=problem.blanks, evenness=evenness
     )
 
 

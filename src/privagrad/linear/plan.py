@@ -200,7 +200,7 @@ def plan_fit(
                 batches, event, others = Batches(facts.n, facts.n, 1, None), once, queries
         privacy = PrivacyPlan.calibrate_event(event, epsilon, delta, others)
         noise = recipe.relative_noise(privacy.noise_multiplier, batches, coefficients)
-    reach = recipe.TARGET_REACH if facts.regression else recipe.REACH
+    reach = recipe.reach(facts.regression, facts.n, facts.columns - facts.indicators)
     return Plan(
         batches,
         privacy,

@@ -31,6 +31,9 @@ MANY_COLUMNS = 40
 GOOD_KEPT = 0.9
 """The part of the advantage for which the needed rows are told."""
 
+_EVEN = 0.002
+"""The noise at which units of indicators are halfway between their size and their deviation."""
+
 _LARGEST_STEP, _LARGEST_TARGET_STEP, _RAREST = 300.0, 50.0, 0.05
 _WORK = 1e9
 _LEAST_RATE = 0.2
@@ -62,6 +65,25 @@ def batches(n: int, dim: int, sparse: bool, steps: int | None, batch_size: int |
 def relative_noise(noise_multiplier: float, batches: Batches, dim: int) -> float:
     """Length of the noise in the average of all steps' gradients, over the bound on one of them."""
     return noise_multiplier * math.sqrt(dim / batches.steps) / batches.batch_size
+
+
+def evenness(noise: float) -> float:
+    """How far units of rare columns are from the size of entries, 0, to deviations, 1.
+
+    `noise` is the relative noise. Where there is little, rare columns are learned as well as
+    others, and units of one size keep them from being trusted too much. Where there is much, those
+    in larger units than their deviations would be lost in it.
+    """
+    return noise / (noise + _EVEN)
+
+
+def reach(regression: bool, n: int, columns: int) -> float:
+    """How far noise may move a margin: see `REACH`. Less with many columns for each row.
+
+    What is then learned of single columns carries over to other rows less, and noise in them is
+    pulled back less.
+    """
+    return TARGET_REACH if regression else REACH / (1 + min(columns / n, 1.0) / 2)
 
 
 def largest_step(loss: Loss) -> float:

@@ -41,6 +41,7 @@ _CELLS, _OCTAVE_OF_ONE = OCTAVES + 1, -LOWEST
 _NEAR, _OTHER_SIDE = 7, 0.25  # octaves near the most votes; votes of the other sign that are few
 _CLEAR = 0.06  # noise in a vote, over that of a row for one column, at which signs are worth asking
 _ALARMS, _ALARMS_OF_ONE = 0.002, 0.05  # false ones a table, and a column by itself
+_GUESSES = 0.5  # columns of a table that noise alone may give a higher octave than others
 _SEEN = 2.0  # standard deviations from which on votes for 1 are believed in tables of indicators
 _LEVEL = 0.1  # part of the votes of the first octave from which on another one counts
 _NORM_BINS_PER_OCTAVE, _NORM_OCTAVES = 8, 4
@@ -234,7 +235,8 @@ def _ranges(cells: Vector, noise: float) -> Ranges:
     if not (known.any() or (together.any() and dim > 1)):
         return _nothing_found(dim)
     usual = _usual_octave(octave[known], together)
-    octave = np.where(known, octave, np.maximum(_highest(fits > LIKELY, usual), usual))
+    likely = max(LIKELY, _chance_level(fits.size, _GUESSES))
+    octave = np.where(known, octave, np.maximum(_highest(fits > likely, usual), usual))
     clear = votes > np.maximum(_LEVEL * votes.max(axis=1, keepdims=True), CERTAIN * noise)
     share, row_norm = _shares(votes, ones, noise)
     tail = votes > np.maximum(_TAIL * votes.sum(axis=1, keepdims=True), CERTAIN * noise)

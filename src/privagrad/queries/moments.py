@@ -118,13 +118,15 @@ def private_columns(
     always: bool = False,
     limits: Vector | None = None,
     blanks: Integers | None = None,
+    evenness: float = 0.5,
 ) -> Columns:
     """Centres, units and moments of all columns from the releases of `queries`.
 
     Without queries around centres nothing is centred; with `always` everything is. `limits` are
     public bounds on the size of entries, infinite where there are none. `blanks` holds for each
     column the place of the one that is 1 where it is missing, or -1: centres and units are those of
-    the entries that are not missing.
+    the entries that are not missing. Indicators and rare columns have units between the size of
+    their entries (`evenness` 0) and their deviation (1).
     """
     ranges, (means, squares, noise) = _ranges_and_moments(rows, queries, releases, limits, blanks)
     dim = means.size
@@ -171,12 +173,14 @@ def private_columns(
         varied[places] |= near.levels > 2
         varied[places] |= deviation[places] < math.sqrt(_DENSE) * unit[places]
         unit[places] = np.where(varied[places] | always, deviation[places], unit[places])
-    small, rest = ~varied | (share <= _DENSE), unit[~told]
-    if rest.max() <= _COMMON * rest.min():
-        unit[~told] = math.sqrt(float(np.mean(rest**2)))
-        small = told
-    # Halfway between columns of one size and columns of one spread.
-    unit = np.where(small, unit * np.sqrt(np.clip(deviation / unit, _LEAST_SPREAD, 1.0)), unit)
+    # Units of columns that did not show are guesses, which do not decide about the others.
+    small, shown = ~varied | (share <= _DENSE), (ranges.seen | ~ranges.seen.any()) & ~told
+    if shown.any() and unit[shown].max() <= _COMMON * unit[shown].min():
+        alike = ~told & (unit <= _COMMON * unit[shown].min())
+        unit[alike] = math.sqrt(float(np.mean(unit[alike] ** 2)))
+        if isinstance(rows, DenseRows):
+            small = told
+    unit = np.where(small, unit * np.clip(deviation / unit, _LEAST_SPREAD, 1.0) ** evenness, unit)
     if limits is not None:
         unit = np.minimum(unit, limits)
     # Of columns that say what is missing where nothing is, noise alone would be learned.
