@@ -16,7 +16,7 @@ import jsonschema
 import pytest
 
 import privagrad as pg
-from privagrad.data.models import SavedModel
+from privagrad.data.models import SavedModel, load_model
 from privagrad.privacy.codec import as_json
 from privagrad.privacy.events import GaussianEvent, ObjectiveEvent, SelectEvent
 from privagrad.report import card as card_module
@@ -283,6 +283,9 @@ def test_mu_is_exact_where_all_rows_are_used_and_a_bound_or_unknown_elsewhere() 
     assert gaussian["poisson"]["is"] == gaussian["without replacement"]["is"] == "upper bound"
     for kind in ("with replacement", "objective", "search", "leak", "not private"):
         assert (gaussian[kind]["mu"], gaussian[kind]["is"]) == (None, "unknown")
+    (event,) = card_named("without replacement")["native"]["events"]
+    replaced = 2 * math.sqrt(event["count"]) / event["noise_multiplier"]
+    assert gaussian["without replacement"]["mu"] == pytest.approx(replaced)
     card = card_named("poisson")
     bound = recompute.closed_form(gaussian["poisson"]["mu"], 1e-6)
     assert card["guarantee"]["epsilon"] < bound
@@ -391,6 +394,16 @@ def test_a_model_file_whose_epsilon_is_too_small_gets_no_card() -> None:
     assert card_problems(weaker) == []
 
 
+@pytest.mark.parametrize("name", ["people", "libsvm"])
+@pytest.mark.parametrize("folder", ["files_0_1_0", "files_before_move"])
+def test_models_of_earlier_versions_have_cards(folder: str, name: str) -> None:
+    card = privacy_card(load_model(ROOT / "tests" / "golden" / folder / f"{name}.model"))
+    assert card_problems(json.loads(card_text(card))) == []
+    assert recompute.epsilon_of_card(card) == pytest.approx(
+        card["guarantee"]["epsilon"], rel=recompute.TOLERANCE
+    )
+
+
 def test_proofs_and_tests_are_where_the_card_says() -> None:
     seen = set()
     for kind in KINDS:
@@ -421,6 +434,17 @@ def test_hostile_names_stay_text() -> None:
         assert forbidden not in shown, forbidden
     assert re.search(r"(?<!\\)\]\(", shown) is None
     assert "and 9957 more" in shown or "more" in shown
+
+
+def test_purposes_of_releases_are_text_in_one_line() -> None:
+    inner = GaussianEvent(9.0, purpose="a\n# b")
+    events = (GaussianEvent(9.0, purpose="\x1b[2J\ud800\n| x"), SelectEvent((inner,), 3.0, "\x00"))
+    card = card_of_report(pg.PrivacyPlan(events).report(1e-6, seeded=False), rows=ROWS)
+    assert card_problems(json.loads(card_text(card).encode())) == []
+    shown = card_markdown(card)
+    assert "\x1b" not in shown
+    assert "\x00" not in shown
+    assert "\n# b" not in shown
 
 
 @pytest.mark.parametrize(

@@ -185,14 +185,15 @@ def _report_of(model: SavedModel) -> PrivacyReport:
 
 
 def _accounted(report: PrivacyReport) -> PrivacyReport:
-    """The same with the epsilon of its events, where it states another one that is not smaller."""
+    """The same with the epsilon of its events, by this version's accountant."""
     if math.isinf(report.epsilon):
         return report
-    found = PrivacyPlan(report.events).epsilon(report.delta)
+    plan = PrivacyPlan(report.events)
+    found = plan.epsilon(report.delta)
     if found > report.epsilon * (1 + TOLERANCE):
         raise ValueError(
             f"Expected releases within the epsilon {report.epsilon:.6g} that is stated, found that "
             f"they cost {found:.6g} at delta {report.delta:g}: the file was changed, or an earlier "
             "accountant missed something. No card is made of it."
         )
-    return replace(report, epsilon=found)
+    return replace(report, epsilon=found, accountant=plan.accountant)

@@ -6,7 +6,7 @@ import json
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path as FilePath
+from pathlib import Path
 from typing import Any, NoReturn
 
 from privagrad.privacy.accounting import PrivacyPlan, PrivacyReport
@@ -16,7 +16,7 @@ from privagrad.report.card import FORMAT, TOLERANCE, VERSION, Card
 from privagrad.report.card_privacy import INFINITY, installed, privacy_sections
 from privagrad.report.card_questions import answered
 from privagrad.report.card_run import single_releases, spent_of
-from privagrad.report.card_schema import Path, card_schema, schema_problems, shown
+from privagrad.report.card_schema import Place, card_schema, schema_problems, shown
 from privagrad.report.statement import statement_of
 
 _LARGEST = 50_000_000
@@ -45,9 +45,9 @@ class Finding:
         return f"line {self.line}, {self.pointer or '/'}: {self.problem}"
 
 
-def read_card(path: FilePath | str) -> Card:
+def read_card(path: Path | str) -> Card:
     """A card from its file; a wrong one is refused, with everything that is wrong with it."""
-    path = FilePath(path)
+    path = Path(path)
     findings = check_card(path)
     if findings:
         told = "; ".join(str(finding) for finding in findings[:10])
@@ -56,7 +56,7 @@ def read_card(path: FilePath | str) -> Card:
     return _parsed(path.read_text(encoding="utf-8"), path.name)
 
 
-def check_card(path: FilePath | str) -> list[Finding]:
+def check_card(path: Path | str) -> list[Finding]:
     """Everything that is wrong in a card's file: its form, or a number that does not follow.
 
     Epsilon is computed again from the events, at every delta; so are mu, what a budget has spent,
@@ -67,7 +67,7 @@ def check_card(path: FilePath | str) -> list[Finding]:
     A card without findings states an epsilon that its events have. Whether these events are all
     that was released, no program can see from a card.
     """
-    path = FilePath(path)
+    path = Path(path)
     if not path.is_file():
         raise FileNotFoundError(f"Expected a privacy card, found nothing at {path}.")
     if path.stat().st_size > _LARGEST:
@@ -81,7 +81,7 @@ def check_card(path: FilePath | str) -> list[Finding]:
     return [Finding(line_of(text, where), _pointer(where), problem) for where, problem in found]
 
 
-def card_problems(card: Any) -> list[tuple[Path, str]]:
+def card_problems(card: Any) -> list[tuple[Place, str]]:
     """Where a card is wrong, and how; a card of a newer version is refused."""
     if not isinstance(card, dict) or card.get("format") != FORMAT:
         told = card.get("format") if isinstance(card, dict) else card
@@ -96,7 +96,7 @@ def card_problems(card: Any) -> list[tuple[Path, str]]:
     return problems or list(_wrong_values(card))
 
 
-def line_of(text: str, path: Path) -> int:
+def line_of(text: str, path: Place) -> int:
     """The line of a JSON text on which the value at a path begins."""
     decoder, place = json.JSONDecoder(), _after_blanks(text, 0)
     for step in path:
@@ -117,7 +117,7 @@ def line_of(text: str, path: Path) -> int:
     return text.count("\n", 0, place) + 1
 
 
-def _wrong_values(card: Card) -> Iterator[tuple[Path, str]]:
+def _wrong_values(card: Card) -> Iterator[tuple[Place, str]]:
     """What does not follow from the events and from the other facts of a card of the right form."""
     try:
         report = _report_of(card)
@@ -173,11 +173,11 @@ def _is_training(event: Release) -> bool:
     return event.purpose == TRAINING and isinstance(event, GaussianEvent)
 
 
-def _wrong_budget(ledger: Mapping[str, Any]) -> Iterator[tuple[Path, str]]:
+def _wrong_budget(ledger: Mapping[str, Any]) -> Iterator[tuple[Place, str]]:
     account = ledger["account"]
     if account is None:
         return
-    where: Path = ("ledger", "account")
+    where: Place = ("ledger", "account")
     try:
         runs = [tuple(from_json(event) for event in run["events"]) for run in account["runs"]]
         spent = spent_of(runs, account["epsilon"], account["delta"])
@@ -190,8 +190,8 @@ def _wrong_budget(ledger: Mapping[str, Any]) -> Iterator[tuple[Path, str]]:
 
 
 def _differences(
-    found: Any, expected: Any, path: Path, *, prose: bool
-) -> Iterator[tuple[Path, str]]:
+    found: Any, expected: Any, path: Place, *, prose: bool
+) -> Iterator[tuple[Place, str]]:
     """Where a value of a card is not the expected one; sentences count only with `prose`."""
     if isinstance(expected, dict):
         for name, value in expected.items():
@@ -250,5 +250,5 @@ def _after_blanks(text: str, place: int) -> int:
     return place
 
 
-def _pointer(path: Path) -> str:
+def _pointer(path: Place) -> str:
     return "".join(f"/{str(step).replace('~', '~0').replace('/', '~1')}" for step in path)

@@ -12,7 +12,7 @@ from typing import Any
 
 from privagrad.report.card import Card
 from privagrad.report.page import readable, scientific
-from privagrad.report.statement import question_of
+from privagrad.report.statement import one_line, question_of
 
 # An underscore within a word is no markup.
 _MARKUP = re.compile(r"([\\`*\[\]|~$^{}]|(?<![^\W_])_|_(?![^\W_])|^#)")
@@ -27,7 +27,7 @@ def card_markdown(card: Card) -> str:
 
 def markdown_escape(text: object) -> str:
     """Text in one line that Markdown and HTML show as it is: no markup, no links."""
-    line = " ".join(str(text).split())
+    line = one_line(text)
     line = "".join(_ENTITIES.get(character, character) for character in line)
     line = _MARKUP.sub(r"\\\1", line)
     line = re.sub(r"(?i)\b(https?|ftp|mailto|xmpp):", r"\1&#58;", line)

@@ -12,6 +12,7 @@ from privagrad.privacy.codec import VERSION as EVENTS_VERSION
 from privagrad.privacy.codec import as_json
 from privagrad.privacy.events import Event, GaussianEvent, SelectEvent
 from privagrad.privacy.totals import sensitivity_of
+from privagrad.report.statement import one_line
 
 COMPARISON = (
     "Compare this epsilon only with one at the same delta, for the same unit of privacy and under "
@@ -95,10 +96,11 @@ def unit_of(report: PrivacyReport) -> str:
 
 
 def event_values(event: Event) -> dict[str, Any]:
-    """An event in the codec's form, with lists where Python has tuples."""
-    values = as_json(event)
+    """An event in the codec's form: with lists for tuples, and purposes in one line."""
+    values = {**as_json(event), "purpose": one_line(event.purpose)}
     if isinstance(event, SelectEvent):
-        values["events"] = list(values["events"])
+        inner = [{**one, "purpose": one_line(one["purpose"])} for one in values["events"]]
+        values["events"] = inner
     return values
 
 

@@ -12,7 +12,7 @@ from privagrad.privacy.events import Event, ObjectiveEvent, Release, SelectEvent
 from privagrad.privacy.filters import epsilon_of_runs
 from privagrad.privacy.ledger import Account, Run
 from privagrad.report.card_privacy import event_values, finite, is_private
-from privagrad.report.statement import UNPRINTABLE
+from privagrad.report.statement import one_line
 
 _LONGEST, _MOST_FACTS = 300, 50
 
@@ -58,7 +58,7 @@ _MECHANISMS = {
 
 def plain(text: object, longest: int = _LONGEST) -> str:
     """A text from outside in one line, without characters that cannot be seen."""
-    clean = " ".join(UNPRINTABLE.sub("\ufffd", str(text)).split())
+    clean = one_line(text)
     if len(clean) <= longest:
         return clean
     return f"{clean[:longest]}… ({len(clean)} characters in all)"
@@ -74,7 +74,7 @@ def product_of_model(model: SavedModel) -> dict[str, Any]:
         "rows": int(made["rows"]),
         "table": plain(made["table"]),
         "made_at": plain(made["at"]),
-        "made_with": plain(made["version"]),
+        "made_with": plain(made["version"]) or "unknown",
     }
 
 

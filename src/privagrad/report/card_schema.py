@@ -11,7 +11,7 @@ from functools import lru_cache
 from importlib import resources
 from typing import Any
 
-Path = tuple[str | int, ...]
+Place = tuple[str | int, ...]
 """Keys and numbers that lead to a value."""
 
 _TOLD = {"$schema", "$id", "$defs", "$comment", "title", "description", "examples"}
@@ -31,7 +31,7 @@ def card_schema() -> dict[str, Any]:
     return schema
 
 
-def schema_problems(value: Any, schema: Mapping[str, Any] | None = None) -> list[tuple[Path, str]]:
+def schema_problems(value: Any, schema: Mapping[str, Any] | None = None) -> list[tuple[Place, str]]:
     """Where a value differs from the schema, and how; empty if it is valid.
 
     Only the keywords of `card.schema.json` are known. A schema with another one is refused.
@@ -41,8 +41,8 @@ def schema_problems(value: Any, schema: Mapping[str, Any] | None = None) -> list
 
 
 def _problems(
-    value: Any, schema: Mapping[str, Any], root: Mapping[str, Any], path: Path
-) -> Iterator[tuple[Path, str]]:
+    value: Any, schema: Mapping[str, Any], root: Mapping[str, Any], path: Place
+) -> Iterator[tuple[Place, str]]:
     if "$ref" in schema:
         name = schema["$ref"].removeprefix("#/$defs/")
         yield from _problems(value, root["$defs"][name], root, path)
@@ -63,8 +63,8 @@ def _problems(
 
 
 def _keyword(
-    value: Any, keyword: str, told: Any, root: Mapping[str, Any], path: Path
-) -> Iterator[tuple[Path, str]]:
+    value: Any, keyword: str, told: Any, root: Mapping[str, Any], path: Place
+) -> Iterator[tuple[Place, str]]:
     number = isinstance(value, int | float) and not isinstance(value, bool)
     if keyword == "const":
         if not _same(value, told):
@@ -94,8 +94,8 @@ def _keyword(
 
 
 def _members(
-    value: dict[str, Any], schema: Mapping[str, Any], path: Path
-) -> Iterator[tuple[Path, str]]:
+    value: dict[str, Any], schema: Mapping[str, Any], path: Place
+) -> Iterator[tuple[Place, str]]:
     for name in schema.get("required", ()):
         if name not in value:
             yield path, f"expected a field {name!r}, found none"
@@ -106,8 +106,8 @@ def _members(
 
 
 def _one_of(
-    value: Any, options: list[Mapping[str, Any]], root: Mapping[str, Any], path: Path
-) -> Iterator[tuple[Path, str]]:
+    value: Any, options: list[Mapping[str, Any]], root: Mapping[str, Any], path: Place
+) -> Iterator[tuple[Place, str]]:
     """The problems with the option that fits best: the one whose problems lie deepest."""
     found = [list(_problems(value, option, root, path)) for option in options]
     fitting = sum(not problems for problems in found)
@@ -119,7 +119,7 @@ def _one_of(
     yield from min(found, key=lambda problems: (_misfit(problems, path), len(problems)))
 
 
-def _misfit(problems: list[tuple[Path, str]], path: Path) -> bool:
+def _misfit(problems: list[tuple[Place, str]], path: Place) -> bool:
     """Whether the value is of another kind than the option."""
     return any(where in (path, (*path, "kind")) for where, _ in problems)
 

@@ -200,6 +200,11 @@ def statement_template() -> str:
 _EMPTY = '""'
 
 
+def one_line(text: object) -> str:
+    """A text in one line, without characters that cannot be seen."""
+    return " ".join(UNPRINTABLE.sub("\ufffd", str(text)).split())
+
+
 def question_of(name: str) -> str:
     """What a field of the statement asks for."""
     asked = {told.name: str(told.metadata["ask"]) for told in fields(Statement)}
