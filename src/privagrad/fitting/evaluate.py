@@ -151,7 +151,7 @@ def _paying(request: EvaluationRequest, epsilon: float) -> Account | None:
 
 def _require_no_budget(request: EvaluationRequest) -> None:
     """Refuse exact figures on rows that are known to be private."""
-    if request.ledger is None or not request.ledger.path.exists():
+    if request.ledger is None or not request.ledger.exists():
         return
     if owners := request.ledger.owners(fingerprint(request.table)):
         raise ValueError(
