@@ -49,17 +49,17 @@ class Server:
             self._user = _unprivileged()
             os.chown(self.folder, pwd.getpwnam(self._user).pw_uid, -1)
         self.folder.chmod(0o755)
-        self._made = 0
+        self._databases: set[str] = set()
 
     def begin(self) -> None:
         self._run("initdb", "--auth=trust", "--encoding=UTF8", "--no-locale", "--username=admin",
-                  "--no-sync", "-D", str(self.folder / "data"))  # fmt: skip
+                  "--no-sync", "--wal-segsize=4", "-D", str(self.folder / "data"))  # fmt: skip
         self.start()
         admin = ServerStore(self.url("postgres", "admin"))
         with admin.connected() as db:
             db.execute("CREATE ROLE owner LOGIN CREATEROLE CREATEDB")
-            db.execute("CREATE DATABASE template_of_ledgers OWNER owner")
-            set_up(self.url("template_of_ledgers", "owner"))
+        self.new_ledger()
+        with admin.connected() as db:
             for user, rights in USERS.items():
                 db.execute(f"CREATE ROLE {user} LOGIN")
                 for right in rights:
@@ -82,14 +82,14 @@ class Server:
     def url(self, database: str, user: str = "team") -> str:
         return f"postgresql://{user}@/{database}?host={quote(str(self.folder), safe='/')}"
 
-    def new_database(self) -> str:
-        """The name of a new database with an empty ledger."""
-        self._made += 1
-        name = f"ledger_{os.getpid()}_{self._made}"
-        # The identity of a ledger would be copied from a template.
-        self.execute("postgres", "owner", f"CREATE DATABASE {name}")
-        set_up(self.url(name, "owner"))
-        return name
+    def new_ledger(self, database: str = "ledger") -> str:
+        """The name of a database with an empty ledger: what was in it before is gone."""
+        if database not in self._databases:
+            self.execute("postgres", "owner", f"CREATE DATABASE {database}")
+            self._databases.add(database)
+        self.execute(database, "owner", "DROP SCHEMA IF EXISTS privagrad CASCADE")
+        set_up(self.url(database, "owner"))
+        return database
 
     def execute(self, database: str, user: str, *statements: str) -> list[Any]:
         """What statements find, each in a transaction of its own unless they say BEGIN."""

@@ -8,7 +8,18 @@ from typing import Annotated
 
 import typer
 
-from privagrad.cli import _output, budget, compare, fit, init, models, plan, reproduce
+from privagrad.cli import (
+    _output,
+    budget,
+    compare,
+    fit,
+    init,
+    models,
+    plan,
+    reproduce,
+    review,
+    server,
+)
 
 _COLLECTED_AFTER = 100_000
 """New objects after which the garbage collector looks for garbage."""
@@ -52,6 +63,8 @@ for command in (
     compare.compare, compare.theory,
 ):  # fmt: skip
     app.command()(command)
+for command in (review.review, server.setup, server.move):
+    budget.app.command()(command)
 app.add_typer(budget.app, name="budget")
 app.add_typer(reproduce.app, name="reproduce")
 

@@ -140,9 +140,11 @@ def _prepare(db: sqlite3.Connection, newest: int) -> None:
             f"Expected a ledger of version {VERSION} or older, found version {version}: a newer "
             "privagrad wrote it. Upgrade this one."
         )
+    if version == MOVED:
+        return
     triggers = _triggers()
     found = {row[0] for row in db.execute("SELECT name FROM sqlite_master")}
-    if version >= VERSION and found >= {*_KEYS, *triggers}:
+    if version == VERSION and found >= {*_KEYS, *triggers}:
         return
     steps = ["BEGIN IMMEDIATE;", _TABLES, *triggers.values(), f"PRAGMA user_version = {VERSION};"]
     try:
