@@ -10,7 +10,7 @@ import random
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 from privagrad.privacy.ledger_store import (
@@ -198,7 +198,7 @@ class ServerStore:
                     raise TimeoutError("the transaction is still in progress")
                 time.sleep(0.2)
             return found
-        except OSError as error:
+        except Exception as error:
             raise UnknownOutcomeError(
                 f"Expected an answer to a COMMIT from {self.where}, found none, and could not find "
                 f"out whether it was written: {error} Nothing was released. If the run is in "
@@ -307,4 +307,6 @@ def _is_conflict(error: psycopg.Error) -> bool:
 
 
 def _tell(text: str) -> None:
-    warnings.warn(text, UserWarning, stacklevel=2)
+    # Where warnings are errors, this one must not break off what is being waited for.
+    with suppress(UserWarning):
+        warnings.warn(text, UserWarning, stacklevel=2)

@@ -364,13 +364,33 @@ CREATE POLICY releasing ON privagrad.history FOR INSERT TO privagrad_releaser
     WITH CHECK (state = 'released');
 
 -- Rights: columns `number`, `at` and `user` are the server's, nobody changes or deletes.
-REVOKE ALL ON SCHEMA privagrad FROM PUBLIC;
-REVOKE ALL ON ALL TABLES IN SCHEMA privagrad
-    FROM PUBLIC, privagrad_reader, privagrad_opener, privagrad_spender, privagrad_releaser;
-REVOKE ALL ON ALL SEQUENCES IN SCHEMA privagrad
-    FROM PUBLIC, privagrad_reader, privagrad_opener, privagrad_spender, privagrad_releaser;
-REVOKE ALL ON ALL FUNCTIONS IN SCHEMA privagrad
-    FROM PUBLIC, privagrad_reader, privagrad_opener, privagrad_spender, privagrad_releaser;
+DO $do$
+DECLARE
+    grantee text;
+    kind text;
+BEGIN
+    FOR grantee IN
+        SELECT DISTINCT CASE acl.grantee WHEN 0 THEN 'PUBLIC'
+            ELSE quote_ident(pg_get_userbyid(acl.grantee)) END
+        FROM (
+            SELECT COALESCE(nspacl, acldefault('n', nspowner)) FROM pg_namespace
+                WHERE nspname = 'privagrad'
+            UNION ALL SELECT relacl FROM pg_class WHERE relnamespace = 'privagrad'::regnamespace
+            UNION ALL SELECT attacl FROM pg_attribute JOIN pg_class ON pg_class.oid = attrelid
+                WHERE relnamespace = 'privagrad'::regnamespace
+            UNION ALL SELECT COALESCE(proacl, acldefault('f', proowner)) FROM pg_proc
+                WHERE pronamespace = 'privagrad'::regnamespace
+        ) AS rights (acls)
+        CROSS JOIN LATERAL aclexplode(acls) AS acl
+        WHERE acl.grantee <> (SELECT nspowner FROM pg_namespace WHERE nspname = 'privagrad')
+    LOOP
+        EXECUTE format('REVOKE ALL ON SCHEMA privagrad FROM %s', grantee);
+        FOREACH kind IN ARRAY ARRAY['TABLES', 'SEQUENCES', 'FUNCTIONS'] LOOP
+            EXECUTE format('REVOKE ALL ON ALL %s IN SCHEMA privagrad FROM %s', kind, grantee);
+        END LOOP;
+    END LOOP;
+END
+$do$;
 GRANT USAGE ON SCHEMA privagrad TO privagrad_reader;
 GRANT SELECT ON ALL TABLES IN SCHEMA privagrad TO privagrad_reader;
 GRANT EXECUTE ON FUNCTION privagrad.events_of, privagrad.covers, privagrad.owners,
