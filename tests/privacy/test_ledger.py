@@ -402,7 +402,9 @@ def test_the_place_can_be_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
     monkeypatch.setenv("PRIVAGRAD_LEDGER", str(tmp_path / "mine.db"))
     assert default_path() == tmp_path / "mine.db"
     monkeypatch.delenv("PRIVAGRAD_LEDGER")
-    assert default_path().name == "ledger.db"
+    assert Path(default_path()).name == "ledger.db"
+    monkeypatch.setenv("PRIVAGRAD_LEDGER", "postgresql://ann@db/ledger")
+    assert default_path() == "postgresql://ann@db/ledger"
 
 
 def _race(place: str, turns: int) -> None:

@@ -22,7 +22,7 @@ from privagrad.privacy.events import GaussianEvent
 from privagrad.privacy.ledger import BudgetError, Ledger
 from privagrad.privacy.ledger_server import ROLES, VERSION, ServerStore
 from privagrad.privacy.ledger_setup import script, set_up
-from privagrad.privacy.ledger_store import UnknownOutcomeError
+from privagrad.privacy.ledger_store import Right, UnknownOutcomeError
 from privagrad.privacy.ledger_url import has_password, is_url, shown, without_secrets
 from tests.killing_server import kill_at_random
 from tests.servers import Server
@@ -48,12 +48,12 @@ def of(server: Server, database: str) -> Callable[[str], Ledger]:
 def test_each_role_may_do_its_part_and_nothing_else(of: Callable[[str], Ledger]) -> None:
     run = of("sam").reserve("adult", [QUERY], "a fit")
     before = of("rea").history("adult")
-    actions: dict[str, Callable[[Ledger], object]] = {
+    actions: dict[Right, Callable[[Ledger], object]] = {
         "open": lambda ledger: ledger.create("other", 1.0, 1e-5),
         "spend": lambda ledger: ledger.reserve("adult", [LESS], "a fit"),
         "release": lambda ledger: ledger.release(run, "it died"),
     }
-    may = {"olga": "open", "sam": "spend", "rita": "release", "rea": ""}
+    may: dict[str, Right] = {"olga": "open", "sam": "spend", "rita": "release", "rea": "read"}
     for user, own in may.items():
         for right, action in actions.items():
             if right != own:
@@ -63,7 +63,7 @@ def test_each_role_may_do_its_part_and_nothing_else(of: Callable[[str], Ledger])
         of("nobody").account("adult")
     assert of("rea").history("adult") == before
     for user, own in may.items():
-        if own:
+        if own != "read":
             actions[own](of(user))
 
 
@@ -508,7 +508,7 @@ def test_two_who_take_the_same_rest_get_it_once(of: Callable[[str], Ledger]) -> 
     one = replace(QUERY, count=1, noise_multiplier=1.5)
     ledger, other = of("sam"), of("sue")
     look = ledger._look
-    taken = []
+    taken: list[str] = []
 
     def slow(name: str) -> Any:
         found = look(name)

@@ -72,8 +72,8 @@ def move(
     with busy(f"moving {source.name}"):
         moved = move_budgets(source, target, with_open_runs=with_open_runs)
     say(
-        f"moved {len(moved.datasets)} budgets with {moved.entries} entries to {shown(target)}; "
-        f"{source} is closed"
+        f"moved {', '.join(moved.datasets) or 'no budget'} to {shown(target)}, entries: "
+        f"{moved.entries}; {source} is closed"
     )
     if moved.open_runs:
         say(
