@@ -14,6 +14,7 @@ import os
 import random
 import signal
 import time
+import traceback
 import warnings
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -54,6 +55,8 @@ def _started(url: str, told: Path, event: GaussianEvent) -> int:
         return child
     try:
         _work(url, told, event)
+    except BaseException:
+        traceback.print_exc()
     finally:
         os._exit(1)
 

@@ -161,6 +161,32 @@ def test_a_spender_with_psql_cannot(
     assert (of("rea").history("adult"), of("rea").account("adult")) == before
 
 
+@pytest.mark.parametrize("count", ["1e400", "5e1", "2.5", '"3"', "0", "-1", "null", "[]", "true"])
+def test_counts_that_nobody_reads_are_refused(server: Server, database: str, count: str) -> None:
+    psycopg = pytest.importorskip("psycopg")
+    events = EVENTS.replace('"count": 3', f'"count": {count}')
+    assert events != EVENTS
+    entry = f"{ENTRY}('adult', 'r', 'reserved', '', '{events}')"
+    with pytest.raises(psycopg.Error, match="as privagrad writes it"):
+        server.execute(database, "sam", "BEGIN ISOLATION LEVEL SERIALIZABLE", entry, "COMMIT")
+
+
+def test_damaged_events_stop_a_data_set_until_their_run_is_given_back(
+    server: Server, database: str, of: Callable[[str], Ledger]
+) -> None:
+    events = EVENTS.replace("8.0", "-8.0")
+    entry = f"{ENTRY}('adult', 'damaged', 'reserved', '', '{events}')"
+    server.execute(database, "sam", "BEGIN ISOLATION LEVEL SERIALIZABLE", entry, "COMMIT")
+    for act in (of("rea").account, of("rea").history):
+        with pytest.raises(ValueError, match=r"of run 'damaged' on 'adult'.*release damaged"):
+            act("adult")
+    with pytest.raises(ValueError, match="'damaged'"):
+        of("sue").reserve("adult", [QUERY], "a fit")
+    of("rita").release("damaged", "no such run")
+    of("sue").reserve("adult", [QUERY], "a fit")
+    assert [e.state for e in of("rea").history("adult")] == ["reserved", "released", "reserved"]
+
+
 def test_changes_are_serializable_or_refused(server: Server, database: str) -> None:
     """Two transactions that do not see each other could spend the same rest."""
     psycopg = pytest.importorskip("psycopg")
@@ -339,8 +365,12 @@ def test_a_server_that_stays_away_is_an_error_and_nothing_is_spent(
 
 
 def test_a_server_that_refuses_is_not_asked_again(server: Server, database: str) -> None:
-    for url in (server.url("no_such_database"), server.url(database, "stranger")):
-        with pytest.raises(OSError, match=r"stranger|no_such_database"):
+    for url, why in (
+        (server.url("no_such_database"), "no_such_database"),
+        (server.url(database, "stranger"), "stranger"),
+        ("postgresql://ann@localhost:port/ledger", "port"),
+    ):
+        with pytest.raises(OSError, match=why):
             Ledger(url).names()
 
 

@@ -274,9 +274,10 @@ class Ledger:
         made = merged(events)
 
         def change(tables: Tables) -> tuple[Entry, State]:
-            entry, state = _run(tables, run)
+            state = store.run_of(tables, run)[1]
             if state == "finished":
                 raise ValueError(f"Expected a run that is not finished, found {run!r} finished.")
+            entry = store.reservation(tables, run)
             store.add_entry(tables, entry.dataset, run, "finished", note or entry.note, made)
             return entry, state
 
@@ -303,10 +304,10 @@ class Ledger:
             raise ValueError("Expected a reason, found none: it goes into the history.")
 
         def change(tables: Tables) -> None:
-            entry, state = _run(tables, run)
+            name, state = store.run_of(tables, run)
             if state != "reserved":
                 raise ValueError(f"Expected a reserved run, found {run!r} {state}.")
-            store.add_entry(tables, entry.dataset, run, "released", reason, ())
+            store.add_entry(tables, name, run, "released", reason, ())
 
         self._store.write(change, _landed(run, "released"), "release")
 
@@ -346,14 +347,6 @@ def store_at(place: Path | str) -> Store:
 def _landed(run: str, state: State) -> Callable[[Tables], bool]:
     """Tells whether a run has reached a state."""
     return lambda tables: store.has_entry(tables, run, state)
-
-
-def _run(tables: Tables, run: str) -> tuple[Entry, State]:
-    """A run's reservation, and its state now."""
-    entries = store.entries_of_run(tables, run)
-    if not entries:
-        raise ValueError(f"Expected a run of this ledger, found none named {run!r}.")
-    return entries[0], entries[-1].state
 
 
 def _require_only_budget(name: str, owners: list[str]) -> None:

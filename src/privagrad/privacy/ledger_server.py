@@ -42,6 +42,9 @@ _BACK_SOON = ("57P01", "57P02", "57P03", "57P05", "53300")
 """Codes of a server that shuts down, starts up, has closed an idle session, or is crowded."""
 _NOT_YET = ("starting up", "shutting down", "not yet accepting", "recovery mode", "too many")
 """What a server says that refuses connections for now: such errors have no code."""
+_NEVER = ("FATAL", "authentication", "certificate", "does not support SSL", "is bad: invalid",
+          "Servname not supported", "no password supplied")  # fmt: skip
+"""What is said where the same URL will not do a moment later either."""
 _KEEP_ALIVE = {
     "connect_timeout": "10", "keepalives_idle": "10", "keepalives_interval": "5",
     "keepalives_count": "3", "tcp_user_timeout": "30000",
@@ -124,6 +127,12 @@ class ServerStore:
             except _InDoubtError as doubt:
                 if self._has_landed(doubt.transaction, landed, since):
                     return cast("T", doubt.found)
+            if time.monotonic() > since + PATIENCE_SECONDS:
+                raise OSError(
+                    f"Expected a COMMIT from {self.where}, found none within "
+                    f"{PATIENCE_SECONDS:.0f} seconds. Nothing was changed."
+                )
+            time.sleep(0.05)
 
     def run_script(self, script: str) -> None:
         """Execute a script of statements as one transaction."""
@@ -297,8 +306,8 @@ def _passes(error: psycopg.Error) -> bool:
     if not isinstance(error, psycopg.OperationalError | psycopg.InterfaceError):
         return False
     told = str(error)
-    # A server that answers and refuses will go on refusing.
-    return "FATAL" not in told or any(phrase in told for phrase in _NOT_YET)
+    for_now = any(phrase in told for phrase in _NOT_YET)
+    return for_now or not any(phrase in told for phrase in _NEVER)
 
 
 def _is_conflict(error: psycopg.Error) -> bool:

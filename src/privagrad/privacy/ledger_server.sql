@@ -80,7 +80,7 @@ INSERT INTO privagrad.about (version) VALUES (1) ON CONFLICT DO NOTHING;
 CREATE TABLE IF NOT EXISTS privagrad.datasets (
     name text COLLATE "C" PRIMARY KEY CHECK (btrim(name) <> ''),
     at text COLLATE "C" NOT NULL
-        DEFAULT to_char(now() AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS"+00:00"'),
+        DEFAULT to_char(clock_timestamp() AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS"+00:00"'),
     "user" text COLLATE "C" NOT NULL DEFAULT session_user,
     epsilon double precision NOT NULL CHECK (epsilon > 0 AND epsilon < 'Infinity'),
     delta double precision NOT NULL CHECK (delta > 0 AND delta < 1),
@@ -89,7 +89,7 @@ CREATE TABLE IF NOT EXISTS privagrad.datasets (
 CREATE TABLE IF NOT EXISTS privagrad.history (
     number bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     at text COLLATE "C" NOT NULL
-        DEFAULT to_char(now() AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS"+00:00"'),
+        DEFAULT to_char(clock_timestamp() AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS"+00:00"'),
     "user" text COLLATE "C" NOT NULL DEFAULT session_user,
     dataset text COLLATE "C" NOT NULL REFERENCES privagrad.datasets (name),
     run text COLLATE "C" NOT NULL CHECK (length(run) BETWEEN 1 AND 200),
@@ -107,7 +107,7 @@ CREATE INDEX IF NOT EXISTS contents_of_fingerprint ON privagrad.contents (finger
 CREATE TABLE IF NOT EXISTS privagrad.moves (
     id uuid PRIMARY KEY,
     at text COLLATE "C" NOT NULL
-        DEFAULT to_char(now() AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS"+00:00"'),
+        DEFAULT to_char(clock_timestamp() AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS"+00:00"'),
     "user" text COLLATE "C" NOT NULL DEFAULT session_user,
     source text COLLATE "C" NOT NULL
 );
@@ -124,21 +124,23 @@ CREATE OR REPLACE FUNCTION privagrad.events_of(told text) RETURNS jsonb
 LANGUAGE plpgsql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $function$
 DECLARE
     found jsonb := told::jsonb;
-    event jsonb;
+    events json := told;  -- as it is written: 5e1 is not how a count is written
+    event json;
 BEGIN
+    IF jsonb_typeof(found) = 'object' THEN
+        events := events->'events';
+    END IF;
     IF jsonb_typeof(found) = 'object' AND found->'version' IN ('1', '2') THEN
         found := found->'events';
     END IF;
     IF jsonb_typeof(found) IS DISTINCT FROM 'array' THEN
         RAISE EXCEPTION 'Expected a list of events, found something else' USING ERRCODE = 'PV001';
     END IF;
-    FOR event IN SELECT value FROM jsonb_array_elements(found) LOOP
-        IF jsonb_typeof(event) <> 'object'
-            OR COALESCE(event->'kind', '"GaussianEvent"')
-                NOT IN ('"GaussianEvent"', '"ObjectiveEvent"', '"SelectEvent"')
-            OR jsonb_typeof(COALESCE(event->'count', '1')) <> 'number'
-            OR COALESCE((event->>'count')::numeric, 1) < 1
-            OR COALESCE((event->>'count')::numeric, 1) % 1 <> 0 THEN
+    FOR event IN SELECT value FROM json_array_elements(events) LOOP
+        IF json_typeof(event) <> 'object'
+            OR COALESCE(event->>'kind', 'GaussianEvent')
+                NOT IN ('GaussianEvent', 'ObjectiveEvent', 'SelectEvent')
+            OR (event->'count')::text !~ '^[1-9][0-9]{0,17}$' THEN
             RAISE EXCEPTION 'Expected an event as privagrad writes it, found another'
                 USING ERRCODE = 'PV001';
         END IF;

@@ -87,9 +87,29 @@ class Store(Protocol):
         """The time on the clock that dates the entries."""
 
 
-def make_entry(row: Row) -> Entry:
-    number, at, user, dataset, run, state, note, events = row
-    return Entry(number, at, user, dataset, run, state, note, codec.loads(events))
+def _entries(rows: list[Row]) -> list[Entry]:
+    """Entries of rows that are in order, with all rows of each of their runs.
+
+    What a later entry of the same run has replaced is charged no more. So damaged events make a
+    data set unreadable only until their run is given back.
+    """
+    last = {row[4]: row[0] for row in rows}
+    return [_entry(row, is_charged=row[0] == last[row[4]]) for row in rows]
+
+
+def _entry(row: Row, *, is_charged: bool) -> Entry:
+    number, at, user, dataset, run, state, note, told = row
+    events: tuple[Event, ...] = ()
+    try:
+        events = codec.loads(told)
+    except (ValueError, TypeError, KeyError) as error:
+        if is_charged:
+            raise ValueError(
+                f"Expected the events of run {run!r} on {dataset!r}, found some that cannot be "
+                f"read: {error} If nothing was released: privagrad budget release {run} --reason "
+                "WHY."
+            ) from error
+    return Entry(number, at, user, dataset, run, state, note, events)
 
 
 def select(table: str) -> str:
@@ -110,12 +130,21 @@ def dataset(tables: Tables, name: str) -> Row | None:
 def entries(tables: Tables, name: str) -> list[Entry]:
     """The history of a data set, oldest entry first."""
     rows = tables.rows(f"{select('history')} WHERE dataset = ? ORDER BY number", (name,))
-    return [make_entry(row) for row in rows]
+    return _entries(rows)
 
 
-def entries_of_run(tables: Tables, run: str) -> list[Entry]:
+def run_of(tables: Tables, run: str) -> tuple[str, State]:
+    """The data set of a run, and its state now."""
+    found = tables.rows("SELECT dataset, state FROM history WHERE run = ? ORDER BY number", (run,))
+    if not found:
+        raise ValueError(f"Expected a run of this ledger, found none named {run!r}.")
+    return found[0][0], found[-1][1]
+
+
+def reservation(tables: Tables, run: str) -> Entry:
+    """The first entry of a run."""
     rows = tables.rows(f"{select('history')} WHERE run = ? ORDER BY number", (run,))
-    return [make_entry(row) for row in rows]
+    return _entries(rows)[0]
 
 
 def size(tables: Tables, name: str) -> int:
