@@ -374,6 +374,28 @@ def test_a_server_that_refuses_is_not_asked_again(server: Server, database: str)
             Ledger(url).names()
 
 
+def test_what_is_worth_waiting_for() -> None:
+    psycopg = pytest.importorskip("psycopg")
+    for text in (
+        "server closed the connection unexpectedly",
+        'connection to server on socket "s" failed: No such file or directory',
+        "connection failed: FATAL:  the database system is starting up",
+        "FATAL:  the database system is not accepting connections",
+        "FATAL:  terminating connection due to administrator command",
+        "FATAL:  sorry, too many clients already",
+    ):
+        assert ledger_server._passes(psycopg.OperationalError(text)), text
+    for text in (
+        'FATAL:  password authentication failed for user "ann"',
+        'FATAL:  database "other" does not exist',
+        "fe_sendauth: no password supplied",
+        "server does not support SSL, but SSL was required",
+    ):
+        assert not ledger_server._passes(psycopg.OperationalError(text)), text
+    assert ledger_server._passes(psycopg.errors.AdminShutdown())
+    assert not ledger_server._passes(psycopg.errors.UndefinedTable())
+
+
 def test_whoever_waits_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     pytest.importorskip("psycopg")
     clock = iter(range(0, 1000, 4))

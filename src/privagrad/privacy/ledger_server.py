@@ -40,7 +40,10 @@ REFUSED = "PV001"
 
 _BACK_SOON = ("57P01", "57P02", "57P03", "57P05", "53300")
 """Codes of a server that shuts down, starts up, has closed an idle session, or is crowded."""
-_NOT_YET = ("starting up", "shutting down", "not yet accepting", "recovery mode", "too many")
+_NOT_YET = (
+    "starting up", "shutting down", "accepting connections", "recovery mode", "too many",
+    "terminating connection",
+)  # fmt: skip
 """What a server says that refuses connections for now: such errors have no code."""
 _NEVER = ("FATAL", "authentication", "certificate", "does not support SSL", "is bad: invalid",
           "Servname not supported", "no password supplied")  # fmt: skip
