@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
+import pickle
 import sqlite3
 from contextlib import closing
 from dataclasses import replace
@@ -405,6 +406,13 @@ def test_the_place_can_be_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
     assert Path(default_path()).name == "ledger.db"
     monkeypatch.setenv("PRIVAGRAD_LEDGER", "postgresql://ann@db/ledger")
     assert default_path() == "postgresql://ann@db/ledger"
+
+
+def test_ledgers_that_were_pickled_by_their_path_are_found(in_file: Ledger) -> None:
+    former = Ledger.__new__(Ledger)
+    former.__setstate__({"path": in_file.path})
+    assert former.names() == ["adult"]
+    assert pickle.loads(pickle.dumps(in_file)).path == in_file.path
 
 
 def _race(place: str, turns: int) -> None:

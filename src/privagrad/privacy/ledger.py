@@ -14,6 +14,7 @@ import uuid
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from privagrad._internal import validate
 from privagrad._internal.markup import html_table
@@ -145,6 +146,10 @@ class Ledger:
 
     def __init__(self, path: Path | str | None = None) -> None:
         self._store = store_at(default_path() if path is None else path)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        # Version 0.1 pickled the path alone.
+        self._store = state["_store"] if "_store" in state else store_at(state["path"])
 
     @property
     def where(self) -> str:
