@@ -43,6 +43,7 @@ def draw_a_plot() -> Any:
 assert "site-packages" in ROOT.parts, f"Expected the installed wheel, found {ROOT}."
 assert (ROOT / "py.typed").exists()
 assert "Usage: privagrad" in run("--help")
+assert "CREATE SCHEMA" in run("budget", "setup", "--print")
 
 former = sorted(path.stem for path in (ROOT / "_former_paths").glob("*.py"))
 assert "ledger" in former
@@ -61,6 +62,7 @@ for extra, use in {
     "torch": lambda: importlib.import_module("privagrad.torch"),
     "tables": read_a_table,
     "plots": draw_a_plot,
+    "postgres": lambda: run("budget", "list", "--ledger", "postgresql://ann@db/ledger"),
 }.items():
     shown = refusal(use)
     assert f"privagrad[{extra}]" in shown, f"Expected the extra {extra} to be named, found: {shown}"

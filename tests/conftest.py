@@ -1,6 +1,7 @@
 """Settings of the suite: a kernel cache of this source alone, repeatable examples and noise."""
 
 import hashlib
+import importlib.util
 import itertools
 import os
 import secrets
@@ -8,9 +9,13 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+if TYPE_CHECKING:
+    from tests.servers import Server
 
 # Numba's cache does not see that a function called by a kernel has changed: tests of today's code
 # must not run yesterday's kernels.
@@ -50,6 +55,8 @@ SLOW = (
     "tests/privacy/test_filters.py",
     "tests/privacy/test_ledger.py::test_a_killed_process",
     "tests/privacy/test_ledger.py::test_eight_processes",
+    "tests/privacy/test_ledger_move.py",
+    "tests/privacy/test_ledger_server.py",
     "tests/queries/test_evaluation.py",
     "tests/queries/test_moments.py",
     "tests/report/test_browser.py",
@@ -102,6 +109,27 @@ def repeatable_keys(request: pytest.FixtureRequest) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("privagrad.privacy.noise.secrets.randbits", randbits)
         yield
+
+
+@pytest.fixture(scope="session")
+def server() -> Iterator["Server"]:
+    """A PostgreSQL server; where there is none, tests are skipped, and fail under CI."""
+    from tests.servers import Server, binaries
+
+    programs = binaries()
+    missing = "Expected a PostgreSQL server, found none: apt-get install postgresql."
+    if programs is None or importlib.util.find_spec("psycopg") is None:
+        if programs is not None:
+            missing = "Expected psycopg, found none: pip install 'privagrad[postgres]'."
+        if os.environ.get("CI"):
+            pytest.fail(missing)
+        pytest.skip(missing)
+    server = Server(programs)
+    try:
+        server.begin()
+        yield server
+    finally:
+        server.end()
 
 
 @pytest.fixture(autouse=True)

@@ -39,6 +39,7 @@ ONLY = {
     "cryptography": ("privacy.noise",),
     "numba": ("_internal.jit", "_internal.lanes"),
     "polars": ("data.",),
+    "psycopg": ("privacy.ledger_server",),
 }
 FORMER = {
     "accounting": "privacy",
@@ -120,7 +121,17 @@ def test_paths_of_version_0_1_lead_to_the_same_modules(name: str) -> None:
     assert {path.stem for path in (ROOT / "_former_paths").glob("*.py")} == set(FORMER)
 
 
-HEAVY = ("torch", "sklearn", "matplotlib", "dp_accounting", "pandas", "rich", "numba", "scipy")
+HEAVY = (
+    "torch",
+    "sklearn",
+    "matplotlib",
+    "dp_accounting",
+    "pandas",
+    "rich",
+    "numba",
+    "scipy",
+    "psycopg",
+)
 PARTS_OF_SCIPY = ("scipy.optimize", "scipy.signal", "scipy.stats", "scipy.fft", "scipy.sparse")
 
 

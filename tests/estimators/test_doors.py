@@ -639,3 +639,11 @@ def test_private_evaluations_count_rows_with_blanks(tmp_path):
     asked = EvaluationRequest(model, tmp_path / "people.csv", epsilon=1.0, seed=0)
     assert people()["age"].null_count() > 0
     assert prepare_evaluation(asked).rows.known.all()
+
+
+def test_a_ledgers_password_is_not_a_parameter_that_is_printed() -> None:
+    X, y = np.zeros((4, 2)), np.array([0, 1, 0, 1])
+    url = "postgresql://ann:s3cret@db/ledger"
+    with pytest.raises(ValueError, match=r"ledger=Ledger\(URL\).*Nothing was spent") as caught:
+        pg.PrivateLogisticRegression(epsilon=1.0, ledger=url, dataset="people").fit(X, y)
+    assert "s3cret" not in str(caught.value)

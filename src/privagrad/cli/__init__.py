@@ -19,6 +19,8 @@ from privagrad.cli import (
     models,
     plan,
     reproduce,
+    review,
+    server,
 )
 
 _COLLECTED_AFTER = 100_000
@@ -63,6 +65,8 @@ for command in (
     card.card, compare.compare, compare.theory, audit.audit,
 ):  # fmt: skip
     app.command()(command)
+for command in (review.review, server.setup, server.move):
+    budget.app.command()(command)
 app.add_typer(budget.app, name="budget")
 app.add_typer(reproduce.app, name="reproduce")
 

@@ -29,12 +29,12 @@ JsonObject = dict[str, Any]
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
 LedgerPath = Annotated[
-    Path | None,
+    str | None,
     typer.Option(
         "--ledger",
-        help="The file of all budgets. Default: $PRIVAGRAD_LEDGER, or a file in your data "
-        "directory.",
-        dir_okay=False,
+        help="All budgets: a file, or a PostgreSQL database (postgresql://USER@HOST/DATABASE). "
+        "Default: $PRIVAGRAD_LEDGER, or a file in your data directory.",
+        metavar="FILE|URL",
     ),
 ]
 ReportPath = Annotated[

@@ -85,7 +85,7 @@ def list_(ledger: LedgerPath = None, as_json: Json = False) -> list[JsonObject]:
         for v in found
     ]  # fmt: skip
     columns = ("data set", "epsilon", "delta", "spent", "left", "runs")
-    show_table(f"Budgets in {opened.path}", columns, rows)
+    show_table(f"Budgets in {opened.where}", columns, rows)
     return found
 
 

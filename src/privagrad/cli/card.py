@@ -74,7 +74,7 @@ def card(
     return _check(check) if check is not None else _write_template(chosen[0])
 
 
-def _card(path: Path, out: Path | None, statement: Path | None, ledger: Path | None) -> JsonObject:
+def _card(path: Path, out: Path | None, statement: Path | None, ledger: str | None) -> JsonObject:
     from privagrad.report.card import card_text, privacy_card, statement_from
     from privagrad.report.card_markdown import card_markdown
     from privagrad.report.registry import registry_yaml
@@ -100,23 +100,23 @@ def _card(path: Path, out: Path | None, statement: Path | None, ledger: Path | N
     return found
 
 
-def _account(model: SavedModel, path: Path | None) -> Account | None:
+def _account(model: SavedModel, where: str | None) -> Account | None:
     """The budget that the model was charged to; without --ledger it may stay unknown."""
     from privagrad.privacy.ledger import Ledger
 
-    name, ledger = model.made["dataset"], Ledger(path)
+    name, ledger = model.made["dataset"], Ledger(where)
     if name is None:
-        if path is not None:
+        if where is not None:
             raise ValueError("Expected a model that a budget has paid for, found one without.")
         return None
     try:
         account = ledger.account(name)
         if all(run.name != model.made["run"] for run in account.runs):
             raise ValueError(
-                f"Expected the run {model.made['run']} of the model in {ledger.path}, found none."
+                f"Expected the run {model.made['run']} of the model in {ledger.where}, found none."
             )
     except ValueError as error:
-        if path is not None:
+        if where is not None:
             raise
         note(f"{error} The card leaves the budget open: give --ledger.")
         return None

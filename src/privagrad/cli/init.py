@@ -116,7 +116,7 @@ def init(
         ):
             raise typer.Abort
         _write(out, found, table, budgets, account if is_new else None)
-    line = _command(request, out, ledger)
+    line = _command(request, out, None if ledger is None else budgets)
     say(f"wrote {out}" + (f" and opened the budget {account.name}" if is_new else ""))
     say(f"Next: {line}")
     return {"schema": str(out), "dataset": account.name, "command": line, "plan": values(forecast)}
@@ -181,14 +181,14 @@ def _ask_budget(
         name = answer.strip()
         if not name or name in taken:
             raise ValueError(
-                f"Expected a new name, found {name!r}, which has a budget in {ledger.path}: use it "
-                "in `privagrad fit` if it is that of these rows, or give another name."
+                f"Expected a new name, found {name!r}, which has a budget in {ledger.where}: use "
+                "it in `privagrad fit` if it is that of these rows, or give another name."
                 if name
                 else "Expected a name for the budget, found none."
             )
         return name
 
-    why = f"The budget of this data set in {ledger.path}: one total for all runs on these rows."
+    why = f"The budget of this data set in {ledger.where}: one total for all runs on these rows."
     name = asked.ask("Name of the budget", why, table.name.partition(".")[0], new, given[0])
     why = "The most that one person may lose over all uses of these rows. Usual values: 0.1 to 3."
     total = asked.ask("Total epsilon", why, f"{_TOTAL:g}", read.number("epsilon"), given[1])
@@ -238,11 +238,11 @@ def _write(out: Path, schema: Schema, table: Path, ledger: Ledger, account: Acco
             raise
 
 
-def _command(request: FitRequest, out: Path, ledger: Path | None) -> str:
+def _command(request: FitRequest, out: Path, ledger: Ledger | None) -> str:
     """The command that makes the first fit."""
     model = request.table.name.partition(".")[0] + ".model"
     words = ["privagrad", "fit", str(request.table), "--schema", str(out), "--dataset",
              str(request.dataset), "--epsilon", f"{request.epsilon:g}"]  # fmt: skip
     words += ["--task", "regression"] * (request.task == "regression")
-    words += [] if ledger is None else ["--ledger", str(ledger)]
+    words += [] if ledger is None else ["--ledger", ledger.where]
     return shlex.join([*words, "-o", model])

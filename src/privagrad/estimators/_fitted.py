@@ -23,6 +23,7 @@ from privagrad.glm.rows import DenseRows, SparseRows, as_rows
 from privagrad.privacy.accounting import PrivacyReport
 from privagrad.privacy.codec import from_json
 from privagrad.privacy.ledger import Account, Ledger
+from privagrad.privacy.ledger_url import has_password, is_url
 from privagrad.queries.figures import Evaluation
 from privagrad.report.card import StatementLike, privacy_card
 from privagrad.report.fit import write_fit_report
@@ -57,6 +58,11 @@ class FittedEstimator(BaseEstimator):  # type: ignore[misc]
     def _ledger(self) -> Ledger | None:
         """Where the budget is that is charged, if one is."""
         if self.dataset is not None:
+            if isinstance(self.ledger, str) and is_url(self.ledger) and has_password(self.ledger):
+                raise ValueError(
+                    "Expected ledger=Ledger(URL) for a URL with a password, found text: "
+                    "scikit-learn prints parameters. Nothing was spent."
+                )
             return self.ledger if isinstance(self.ledger, Ledger) else Ledger(self.ledger)
         if self.ledger is not None:
             raise ValueError("Expected dataset=NAME, the budget to charge, with ledger=.")

@@ -47,7 +47,7 @@ def require_no_budget(ledger: Ledger | None, path: Path, what: str, advice: str)
 
     `advice` may hold the place {name} of the budget.
     """
-    if ledger is None or not ledger.path.exists():
+    if ledger is None or not ledger.exists():
         return
     if owners := ledger.owners(fingerprint(path)):
         raise ValueError(

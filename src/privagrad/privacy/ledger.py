@@ -1,4 +1,4 @@
-"""Budgets in a SQLite file: what was spent on a data set, by whom and when.
+"""Budgets in a file or on a server: what was spent on a data set, by whom and when.
 
 A data set has a total (epsilon, delta). A run reserves what it is going to release before its first
 release, and reports at its end what it did release, before anyone else sees it. The cost of a data
@@ -10,19 +10,22 @@ from __future__ import annotations
 
 import math
 import os
-import sqlite3
 import uuid
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from privagrad._internal import validate
 from privagrad._internal.markup import html_table
-from privagrad.privacy import ledger_file as file
+from privagrad.privacy import ledger_store as store
 from privagrad.privacy.accounting import PrivacyPlan
 from privagrad.privacy.events import Event, merged
 from privagrad.privacy.filters import epsilon_of_runs
-from privagrad.privacy.ledger_file import Entry, State
+from privagrad.privacy.ledger_file import FileStore
+from privagrad.privacy.ledger_server import ServerStore
+from privagrad.privacy.ledger_store import Entry, Row, State, Store, Tables
+from privagrad.privacy.ledger_url import is_url, require_path
 
 NO_DELTA_LEFT = (
     "Its epsilon is not the reason: later runs have used up their part of delta. Discovering "
@@ -120,22 +123,56 @@ class Account:
 
 
 class Ledger:
-    """A file of budgets that many processes may use at once.
+    """Budgets that many processes and people may use at once.
+
+    Parameters
+    ----------
+    path : path, str or None
+        A file, or the URL of a PostgreSQL database such as ``postgresql://ann@host/ledger``, which
+        ``privagrad budget setup`` has prepared. None: see `default_path`.
 
     Guarantees
     ----------
     All runs on a data set together are (epsilon, delta)-differentially private with its total, at
-    whatever moment processes are killed and however many reserve at once, if every run reserves
-    before its first release and finishes before its results are shown or saved. This holds also
-    where the settings of a run were chosen by looking at the results of earlier ones: see
-    `privagrad.privacy.filters`. A run may finish with fewer events than it reserved only if the
-    others were left out for a reason that does not depend on the rows or on any result.
+    whatever moment processes are killed, connections break or the server restarts, and however
+    many reserve at once, if every run reserves before its first release and finishes before its
+    results are shown or saved. This holds also where the settings of a run were chosen by looking
+    at the results of earlier ones: see `privagrad.privacy.filters`. A run may finish with fewer
+    events than it reserved only if the others were left out for a reason that does not depend on
+    the rows or on any result.
 
     Nothing is ever changed or deleted: the history only grows.
     """
 
     def __init__(self, path: Path | str | None = None) -> None:
-        self.path = default_path() if path is None else Path(path)
+        self._store = store_at(default_path() if path is None else path)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        # Version 0.1 pickled the path alone.
+        self._store = state["_store"] if "_store" in state else store_at(state["path"])
+
+    @property
+    def where(self) -> str:
+        """What people call the place of the budgets: a path, or a URL without its password."""
+        return self._store.where
+
+    @property
+    def path(self) -> Path:
+        """The file of the budgets."""
+        if isinstance(self._store, FileStore):
+            return self._store.path
+        raise ValueError(f"Expected a ledger in a file, found {self.where}. Its name is `where`.")
+
+    def __repr__(self) -> str:
+        return f"Ledger({self.where!r})"
+
+    def exists(self) -> bool:
+        """Whether there is anything to read; a ledger in a file begins with its first budget."""
+        return self._store.exists()
+
+    def now(self) -> str:
+        """The time on the clock that dates the entries: that of the server, if there is one."""
+        return self._store.now()
 
     def create(
         self, name: str, epsilon: float, delta: float, fingerprint: str | None = None
@@ -146,39 +183,41 @@ class Ledger:
         """
         if not name.strip():
             raise ValueError("Expected a name for the data set, found an empty one.")
-        epsilon = validate.positive("epsilon", epsilon)
-        row = (name, file.now(), file.user(), epsilon, validate.delta_of(delta), fingerprint)
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        with file.writing(self.path) as db:
-            if owners := [other for other in file.owners(db, fingerprint) if other != name]:
+        epsilon, delta = validate.positive("epsilon", epsilon), validate.delta_of(delta)
+        values = {"epsilon": epsilon, "delta": delta, "fingerprint": fingerprint}
+
+        def change(tables: Tables) -> None:
+            owners = store.owners(tables, fingerprint)
+            if others := [other for other in owners if other != name]:
                 raise ValueError(
-                    f"Expected content without a budget, found that {owners[0]!r} in {self.path} "
+                    f"Expected content without a budget, found that {others[0]!r} in {self.where} "
                     "was opened for the same content or has paid for it: two budgets for the same "
                     "rows would protect them less than each one says. Use it: "
-                    f"--dataset {owners[0]}."
+                    f"--dataset {others[0]}."
                 )
-            try:
-                db.execute("INSERT INTO datasets VALUES (?, ?, ?, ?, ?, ?)", row)
-            except sqlite3.IntegrityError:
+            if store.dataset(tables, name) is not None:
                 raise ValueError(
-                    f"Expected a new name, found a budget for {name!r} in {self.path}: a total is "
+                    f"Expected a new name, found a budget for {name!r} in {self.where}: a total is "
                     "fixed once. See it with `privagrad budget show`."
-                ) from None
+                )
+            tables.add("datasets", {"name": name, **values})
+
+        def landed(tables: Tables) -> bool:
+            row = store.dataset(tables, name)
+            return row is not None and row[3:] == tuple(values.values())
+
+        self._store.write(change, landed, "open")
         return self.account(name)
 
     def names(self) -> list[str]:
         """The data sets, oldest first."""
-        if not self.path.exists():
-            return []
-        with file.reading(self.path) as db:
-            return [row[0] for row in db.execute("SELECT name FROM datasets ORDER BY at, name")]
+        return self._store.read(store.names) if self.exists() else []
 
     def owners(self, fingerprint: str) -> list[str]:
         """The data sets that were opened for this content or were charged for it, oldest first."""
-        if not self.path.exists():
+        if not self.exists():
             return []
-        with file.reading(self.path) as db:
-            return file.owners(db, fingerprint)
+        return self._store.read(lambda tables: store.owners(tables, fingerprint))
 
     def require_only_budget(self, name: str, fingerprint: str) -> None:
         """Raise where another data set was opened for this content or was charged for it."""
@@ -191,8 +230,7 @@ class Ledger:
     def history(self, name: str) -> list[Entry]:
         """Everything that happened to a data set's budget, oldest first."""
         self.account(name)
-        with file.reading(self.path) as db:
-            return file.entries(db, name)
+        return self._store.read(lambda tables: store.entries(tables, name))
 
     def reserve(
         self, name: str, events: Iterable[Event], note: str, fingerprint: str | None = None
@@ -207,7 +245,7 @@ class Ledger:
             raise ValueError("Expected events to reserve, found none.")
         run = uuid.uuid4().hex[:12]
         while True:
-            last, account = self._look(name)
+            seen, account = self._look(name)
             after = account.spent_with(wanted)
             if not after <= account.epsilon:  # NaN is no cost that fits either
                 raise BudgetError(
@@ -216,28 +254,39 @@ class Ledger:
                     f"(delta {account.delta:g}). Nothing was read or spent by it."
                     f"{'' if math.isfinite(after) else ' ' + NO_DELTA_LEFT}"
                 )
-            with file.writing(self.path) as db:
-                _require_only_budget(name, file.owners(db, fingerprint))
+
+            def change(tables: Tables, seen: int = seen) -> bool:
+                _require_only_budget(name, store.owners(tables, fingerprint))
                 # Composing takes a while: someone else may have reserved meanwhile.
-                if file.last_number(db, name) == last:
-                    file.write(db, name, run, "reserved", note, wanted)
-                    if fingerprint is not None:
-                        db.execute("INSERT INTO contents VALUES (?, ?)", (run, fingerprint))
-                    return run
+                if store.size(tables, name) != seen:
+                    return False
+                store.add_entry(tables, name, run, "reserved", note, wanted)
+                if fingerprint is not None:
+                    tables.add("contents", {"run": run, "fingerprint": fingerprint})
+                return True
+
+            if self._store.write(change, _landed(run, "reserved"), "spend"):
+                return run
 
     def finish(self, run: str, events: Iterable[Event], note: str = "") -> None:
         """Report what a run really released, before anyone sees it: its charge from now on.
 
         Raises, after charging everything, BudgetError where the run's reservation was given back
         meanwhile, and RuntimeError where it does not cover the events. The results must then not be
-        shown or saved.
+        shown or saved. On a server, finishing somebody else's run, or with fewer events than were
+        reserved, is for users who may give reservations back.
         """
         made = merged(events)
-        with file.writing(self.path) as db:
-            entry, state = self._run(db, run)
+
+        def change(tables: Tables) -> tuple[Entry, State]:
+            state = store.run_of(tables, run)[1]
             if state == "finished":
                 raise ValueError(f"Expected a run that is not finished, found {run!r} finished.")
-            file.write(db, entry.dataset, run, "finished", note or entry.note, made)
+            entry = store.reservation(tables, run)
+            store.add_entry(tables, entry.dataset, run, "finished", note or entry.note, made)
+            return entry, state
+
+        entry, state = self._store.write(change, _landed(run, "finished"), "spend")
         if state == "released":
             raise BudgetError(
                 f"Expected an open reservation of run {run}, found that it was given back with "
@@ -258,44 +307,51 @@ class Ledger:
         """
         if not reason.strip():
             raise ValueError("Expected a reason, found none: it goes into the history.")
-        with file.writing(self.path) as db:
-            entry, state = self._run(db, run)
+
+        def change(tables: Tables) -> None:
+            name, state = store.run_of(tables, run)
             if state != "reserved":
                 raise ValueError(f"Expected a reserved run, found {run!r} {state}.")
-            file.write(db, entry.dataset, run, "released", reason, ())
+            store.add_entry(tables, name, run, "released", reason, ())
 
-    def _run(self, db: sqlite3.Connection, run: str) -> tuple[Entry, State]:
-        """A run's reservation, and its state now."""
-        rows = db.execute("SELECT * FROM history WHERE run = ? ORDER BY number", (run,)).fetchall()
-        if not rows:
-            raise ValueError(f"Expected a run of this ledger, found none named {run!r}.")
-        entries = [file.entry(row) for row in rows]
-        return entries[0], entries[-1].state
+        self._store.write(change, _landed(run, "released"), "release")
 
     def _look(self, name: str) -> tuple[int, Account]:
-        """The number of the last entry, and the account up to it."""
-        row = None
-        if self.path.exists():
-            with file.reading(self.path) as db:
-                row = db.execute("SELECT * FROM datasets WHERE name = ?", (name,)).fetchone()
-                entries = file.entries(db, name)
+        """The number of entries, and the account with all of them."""
+
+        def look(tables: Tables) -> tuple[Row | None, list[Entry], list[str]]:
+            row = store.dataset(tables, name)
+            return row, store.entries(tables, name), [] if row else store.names(tables)
+
+        row, entries, names = self._store.read(look) if self.exists() else (None, [], [])
         if row is None:
-            known = ", ".join(repr(n) for n in self.names()) or "none"
+            known = ", ".join(repr(n) for n in names) or "none"
             raise ValueError(
-                f"Expected a data set with a budget, found no {name!r} in {self.path} (known: "
+                f"Expected a data set with a budget, found no {name!r} in {self.where} (known: "
                 f"{known}). Open one: privagrad budget create {name} --epsilon E --delta D."
             )
-        last = entries[-1].number if entries else 0
-        return last, Account(row[0], row[3], row[4], row[5], _runs(entries))
+        return len(entries), Account(row[0], row[3], row[4], row[5], _runs(entries))
 
 
-def default_path() -> Path:
-    """$PRIVAGRAD_LEDGER, or ledger.db in the user's data directory."""
+def default_path() -> Path | str:
+    """$PRIVAGRAD_LEDGER, a path or a URL, or ledger.db in the user's data directory."""
     if named := os.environ.get("PRIVAGRAD_LEDGER"):
-        return Path(named)
+        return named if "://" in named else Path(named)
     from platformdirs import user_data_path
 
     return user_data_path("privagrad", appauthor=False) / "ledger.db"
+
+
+def store_at(place: Path | str) -> Store:
+    """The file or the server that keeps a ledger."""
+    if isinstance(place, str) and is_url(place):
+        return ServerStore(place)
+    return FileStore(require_path(place))
+
+
+def _landed(run: str, state: State) -> Callable[[Tables], bool]:
+    """Tells whether a run has reached a state."""
+    return lambda tables: store.has_entry(tables, run, state)
 
 
 def _require_only_budget(name: str, owners: list[str]) -> None:

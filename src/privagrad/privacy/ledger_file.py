@@ -4,24 +4,32 @@ from __future__ import annotations
 
 import getpass
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Literal
 
-from privagrad.privacy import codec
-from privagrad.privacy.events import Event
+from privagrad.privacy.ledger_store import (
+    PATIENCE_SECONDS,
+    Entry,
+    Right,
+    Row,
+    State,
+    T,
+    Tables,
+)
+
+__all__ = ["MOVED", "VERSION", "Entry", "FileStore", "FileTables", "State", "close", "reopen"]
 
 VERSION = 1
 """The version of the file, its `user_version`; that of files of privagrad 0.1 is 0."""
 
+MOVED = 1_000_000
+"""The `user_version` of a file whose budgets were moved to a server. Nothing is added to it.
 
-State = Literal["reserved", "finished", "released"]
+Programs that do not know it take it for that of a newer version, and refuse.
+"""
 
-
-_PATIENCE_SECONDS = 120.0
 _TABLES = """
 CREATE TABLE IF NOT EXISTS datasets (
     name TEXT PRIMARY KEY, at TEXT NOT NULL, user TEXT NOT NULL,
@@ -47,63 +55,93 @@ _KEYS = {
 """Which row of a table an insertion would be in conflict with."""
 
 
-@dataclass(frozen=True)
-class Entry:
-    """One line of the history."""
+class FileTables:
+    """The tables of a file within one transaction."""
 
-    number: int
-    at: str
-    user: str
-    dataset: str
-    run: str
-    state: State
-    note: str
-    events: tuple[Event, ...]
+    def __init__(self, db: sqlite3.Connection) -> None:
+        self.db = db
 
+    @property
+    def has_contents(self) -> bool:
+        return bool(self.rows("SELECT 1 FROM sqlite_master WHERE name = 'contents'"))
 
-@contextmanager
-def reading(path: Path) -> Iterator[sqlite3.Connection]:
-    """One snapshot of the file."""
-    db = sqlite3.connect(path, timeout=_PATIENCE_SECONDS, isolation_level=None)
-    try:
-        db.execute("PRAGMA journal_mode = WAL")
-        _prepare(db)
-        db.execute("BEGIN")
-        yield db
-    except sqlite3.DatabaseError as error:
-        raise OSError(f"Expected a ledger at {path}, found: {error}.") from error
-    finally:
-        db.close()
+    def rows(self, sql: str, values: Sequence[object] = ()) -> list[Row]:
+        return self.db.execute(sql, tuple(values)).fetchall()
+
+    def add(self, table: str, values: Mapping[str, object]) -> None:
+        added = dict(values)
+        if table != "contents":
+            added |= {"at": now(), "user": user()}
+        names, marks = ", ".join(added), ", ".join("?" * len(added))
+        self.rows(f"INSERT INTO {table} ({names}) VALUES ({marks})", tuple(added.values()))
 
 
-@contextmanager
-def writing(path: Path) -> Iterator[sqlite3.Connection]:
-    """One transaction, on the disk when it ends; nothing of it after an error."""
-    db = sqlite3.connect(path, timeout=_PATIENCE_SECONDS, isolation_level=None)
-    try:
-        db.execute("PRAGMA journal_mode = WAL")
-        db.execute("PRAGMA synchronous = FULL")
-        _prepare(db)
-        db.execute("BEGIN IMMEDIATE")
-        yield db
-        db.execute("COMMIT")
-    except sqlite3.DatabaseError as error:
-        raise OSError(f"Expected a ledger at {path}, found: {error}.") from error
-    finally:
-        db.close()
+class FileStore:
+    """Budgets in a file, for processes on one machine."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.where = path, str(path)
+
+    def exists(self) -> bool:
+        return self.path.exists()
+
+    def now(self) -> str:
+        return now()
+
+    def read(self, look: Callable[[Tables], T]) -> T:
+        with self.connected(VERSION) as db:
+            db.execute("BEGIN")
+            return look(FileTables(db))
+
+    def write(
+        self, change: Callable[[Tables], T], landed: Callable[[Tables], bool], right: Right
+    ) -> T:
+        """Make a change: who may write the file has every right, and no commit is ever in doubt."""
+        if right == "open":
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+        with self.connected(VERSION) as db:
+            db.execute("PRAGMA synchronous = FULL")
+            db.execute("BEGIN IMMEDIATE")
+            found = change(FileTables(db))
+            db.execute("COMMIT")
+            return found
+
+    @contextmanager
+    def connected(self, newest: int) -> Iterator[sqlite3.Connection]:
+        """A connection to a file of this version or an older one; uncommitted changes are lost."""
+        try:
+            db = sqlite3.connect(self.path, timeout=PATIENCE_SECONDS, isolation_level=None)
+        except sqlite3.DatabaseError as error:
+            raise OSError(f"Expected a ledger at {self.path}, found: {error}.") from error
+        try:
+            db.execute("PRAGMA journal_mode = WAL")
+            _prepare(db, newest)
+            yield db
+        except sqlite3.DatabaseError as error:
+            raise OSError(f"Expected a ledger at {self.path}, found: {error}.") from error
+        finally:
+            db.close()
 
 
-def _prepare(db: sqlite3.Connection) -> None:
+def _prepare(db: sqlite3.Connection, newest: int) -> None:
     """Make the tables and triggers; in a file of an older version, those that it does not have.
 
     Rows are never rewritten: what older versions wrote is read as it stands (`codec.loads`).
     """
     version = db.execute("PRAGMA user_version").fetchone()[0]
-    if version > VERSION:
+    if version == MOVED and newest < MOVED:
+        _, target, at = moved_to(db)
+        raise ValueError(
+            f"Expected an open ledger, found a file whose budgets were moved to {target} "
+            f"({at}). Use --ledger {target} or $PRIVAGRAD_LEDGER. Nothing was spent."
+        )
+    if version not in (0, VERSION, newest):
         raise ValueError(
             f"Expected a ledger of version {VERSION} or older, found version {version}: a newer "
             "privagrad wrote it. Upgrade this one."
         )
+    if version == MOVED:
+        return
     triggers = _triggers()
     found = {row[0] for row in db.execute("SELECT name FROM sqlite_master")}
     if version == VERSION and found >= {*_KEYS, *triggers}:
@@ -134,58 +172,34 @@ def _triggers() -> dict[str, str]:
     return {name: _TRIGGER.format(name=name, when=event) for name, event in when.items()}
 
 
-def write(
-    db: sqlite3.Connection,
-    dataset: str,
-    run: str,
-    state: State,
-    note: str,
-    events: tuple[Event, ...],
-) -> None:
-    db.execute(
-        "INSERT INTO history (at, user, dataset, run, state, note, events) VALUES (?,?,?,?,?,?,?)",
-        (now(), user(), dataset, run, state, note, codec.dumps(events)),
-    )
+def close(db: sqlite3.Connection, move: str, target: str) -> None:
+    """Let nobody add to the file any more, whatever version of privagrad or SQLite opens it.
+
+    `move` is the name of the move to the server that people call `target`.
+    """
+    db.execute("CREATE TABLE moved (move TEXT NOT NULL, target TEXT NOT NULL, at TEXT NOT NULL)")
+    db.execute("INSERT INTO moved VALUES (?, ?, ?)", (move, target, now()))
+    message = f"the budgets of this file were moved to {target}: use that ledger".replace("'", "''")
+    for table in _KEYS:
+        db.execute(
+            f"CREATE TRIGGER {table}_moved BEFORE INSERT ON {table} "
+            f"BEGIN SELECT RAISE(ABORT, '{message}'); END"
+        )
+    db.execute(f"PRAGMA user_version = {MOVED}")
 
 
-def last_number(db: sqlite3.Connection, name: str) -> int:
-    row = db.execute("SELECT max(number) FROM history WHERE dataset = ?", (name,)).fetchone()
-    return int(row[0] or 0)
+def reopen(db: sqlite3.Connection) -> None:
+    """Take `close` back, after a move of which nothing reached the server."""
+    for table in _KEYS:
+        db.execute(f"DROP TRIGGER {table}_moved")
+    db.execute("DROP TABLE moved")
+    db.execute(f"PRAGMA user_version = {VERSION}")
 
 
-def owners(db: sqlite3.Connection, fingerprint: str | None) -> list[str]:
-    """Data sets that were opened for a content, or have a run on it that is charged."""
-    content = {"content": fingerprint}
-    owners = {
-        row[0]
-        for row in db.execute("SELECT name FROM datasets WHERE fingerprint = :content", content)
-    }
-    if _has_contents(db):
-        last = """
-            SELECT dataset, events FROM history JOIN contents USING (run)
-            WHERE contents.fingerprint = :content
-            AND number = (SELECT max(number) FROM history AS later WHERE later.run = history.run)
-        """
-        # An entry without events is no charge: such a run was given back, or released nothing.
-        owners |= {dataset for dataset, events in db.execute(last, content) if codec.loads(events)}
-    names = [row[0] for row in db.execute("SELECT name FROM datasets ORDER BY at, name")]
-    return [name for name in names if name in owners]
-
-
-def _has_contents(db: sqlite3.Connection) -> bool:
-    """Not in a file of version 0.1.0 that cannot be written."""
-    found = db.execute("SELECT count(*) FROM sqlite_master WHERE name = 'contents'").fetchone()
-    return bool(found[0])
-
-
-def entries(db: sqlite3.Connection, name: str) -> list[Entry]:
-    rows = db.execute("SELECT * FROM history WHERE dataset = ? ORDER BY number", (name,))
-    return [entry(row) for row in rows]
-
-
-def entry(row: Any) -> Entry:
-    number, at, user, dataset, run, state, note, events = row
-    return Entry(number, at, user, dataset, run, state, note, codec.loads(events))
+def moved_to(db: sqlite3.Connection) -> tuple[str, str, str]:
+    """The name of the move that closed a file, the server, and when."""
+    move, target, at = db.execute("SELECT move, target, at FROM moved").fetchone()
+    return move, target, at
 
 
 def now() -> str:
