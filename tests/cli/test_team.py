@@ -104,7 +104,7 @@ def test_a_team_sets_up_moves_spends_and_reviews(
     assert [run["user"] for run in runs] == ["ann", "ben", "sam"]
     assert runs[-1]["state"] == "finished"
     error = call("evaluate", tmp_path / "m.model", table, code=2)
-    assert "they are private" in error
+    assert "Give --epsilon and --dataset people" in error
 
 
 def test_an_empty_ledger_is_reviewed(tmp_path: Path) -> None:
