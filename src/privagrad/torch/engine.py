@@ -19,12 +19,18 @@ from privagrad.privacy.accounting import PrivacyPlan, PrivacyReport
 from privagrad.privacy.noise import Noise, RandomState, noise_kind
 from privagrad.torch import checkpoints
 from privagrad.torch.accountant import Accountant
-from privagrad.torch.arguments import agreed_seed, noise_source, sampling_of, trainable
+from privagrad.torch.arguments import (
+    agreed_seed,
+    noise_source,
+    sampling_of,
+    trainable,
+)
+from privagrad.torch.calibration import ACCOUNTANTS
 from privagrad.torch.charging import BatchCharges
 from privagrad.torch.checkpoints import Stateful
 from privagrad.torch.clipping import Norms, choose_clipping
 from privagrad.torch.ellipsoids import EllipsoidChoice, choose_ellipsoid
-from privagrad.torch.loaders import PrivateLoader, original_loader
+from privagrad.torch.loaders import PrivateLoader, original_loader, refuse_random_rows
 from privagrad.torch.module import PrivateModule
 from privagrad.torch.moments import Per, second_moments
 from privagrad.torch.optimizer import PrivateOptimizer, noise_of
@@ -54,7 +60,7 @@ class PrivacyEngine:
     """
 
     def __init__(self, *, accountant: str = "pld", secure_mode: bool = True) -> None:
-        validate.choice("accountant", accountant, ("pld", "prv", "rdp", "gdp"))
+        validate.choice("accountant", accountant, ACCOUNTANTS)
         self.secure_mode = secure_mode
         self.accountant = Accountant()
         self.seeded = False
@@ -83,6 +89,7 @@ class PrivacyEngine:
         random_state: RandomState = None,
         grad_sample_mode: str = "hooks",
         wrap_model: bool = True,
+        rand_on_empty: bool = False,
         verify: bool = True,
         noise: Noise = "gaussian",
         **clipping_options: Any,
@@ -142,6 +149,8 @@ class PrivacyEngine:
         wrap_model : bool
             False: the module itself becomes private and keeps its class; in its place a
             `PrivateHooks` is returned, whose `cleanup()` ends that.
+        rand_on_empty : bool
+            As in Opacus, where True puts random numbers into batches without rows; refused.
         verify : bool
             Whether modules, losses and batches are checked to keep examples apart. False: you vouch
             for it, and the report says so.
@@ -158,6 +167,7 @@ class PrivacyEngine:
                 "Expected a criterion with grad_sample_mode='ghost', found none: it is evaluated "
                 "example by example."
             )
+        refuse_random_rows(rand_on_empty)
         multiplier = noise_of(noise_multiplier)
         validate.choice("loss_reduction", loss_reduction, ("mean", "sum"))
         processes = Processes.of(module)
@@ -261,6 +271,10 @@ class PrivacyEngine:
 
     def is_compatible(self, *, module: nn.Module, **_: Any) -> bool:
         return ModuleValidator.is_valid(module)
+
+    def validate(self, *, module: nn.Module, **_: Any) -> None:
+        """Refuse a module with parts that cannot be private; the error lists all of them."""
+        ModuleValidator.validate(module, strict=True)
 
     @staticmethod
     def get_compatible_module(module: nn.Module, **options: Any) -> nn.Module:

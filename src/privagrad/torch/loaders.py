@@ -115,6 +115,15 @@ def original_loader(loader: DataLoader[Any]) -> DataLoader[Any]:
     return loader.original if isinstance(loader, PrivateLoader) else loader
 
 
+def refuse_random_rows(rand_on_empty: bool) -> None:
+    """Refuse what Opacus can put into batches without rows."""
+    if rand_on_empty:
+        raise ValueError(
+            "Expected rand_on_empty=False, found True: a batch without rows has tensors of length "
+            "0, and its step is one of noise."
+        )
+
+
 class RowByRow(Dataset[Any]):
     """A data set whose rows are fetched one at a time.
 

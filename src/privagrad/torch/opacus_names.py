@@ -32,75 +32,100 @@ _SHARDED = (
 _PARTS = "give make_private max_physical_batch_size, or use BatchMemoryManager"
 _VALIDATORS = "ModuleValidator.validate and ModuleValidator.fix have all checks"
 
-HINTS: dict[str, str] = {
-    "AbstractGradSampleModule": _GRADIENTS,
-    "AbstractGradSampleHooks": _GRADIENTS,
-    "GradSampleModule": "PrivateModule, which make_private returns: " + _GRADIENTS,
-    "GradSampleHooks": "wrap_model=False in make_private: " + _GRADIENTS,
-    "GradSampleModuleExpandedWeights": _GRADIENTS,
-    "GradSampleModuleNoOp": _GRADIENTS,
-    "GradSampleHooksNoOp": _GRADIENTS,
-    "GradSampleModuleFastGradientClipping": _GHOST,
-    "GradSampleHooksFastGradientClipping": _GHOST,
-    "GradSampleModuleFastGradientClippingFSDP": _SHARDED,
-    "GradSampleHooksFastGradientClippingFSDP": _SHARDED,
-    "GradSampleModuleFastGradientClippingTP": _SHARDED,
-    "GradSampleHooksFastGradientClippingTP": _SHARDED,
-    "FSDP2Wrapper": _SHARDED,
-    "register_grad_sampler": _NORM_SAMPLERS,
-    "register_norm_sampler": _NORM_SAMPLERS,
-    "create_or_accumulate_grad_sample": _GRADIENTS,
-    "create_norm_sample": _GRADIENTS,
-    "wrap_model": "PrivacyEngine.make_private",
-    "get_gsm_class": _GRADIENTS,
-    "get_hooks_class": _GRADIENTS,
-    "DPOptimizer": f"PrivateOptimizer: {_OPTIMIZERS}",
-    "DistributedDPOptimizer": _OPTIMIZERS,
-    "DPOptimizerFastGradientClipping": _GHOST,
-    "DistributedDPOptimizerFastGradientClipping": _GHOST,
-    "FSDPOptimizerFastGradientClipping": _SHARDED,
-    "DPPerLayerOptimizer": "make_private(clipping='per_layer', max_grad_norm=[...])",
-    "DistributedPerLayerOptimizer": "make_private(clipping='per_layer', max_grad_norm=[...])",
-    "SimpleDistributedPerLayerOptimizer": "make_private(clipping='per_layer', max_grad_norm=[...])",
-    "AdaClipDPOptimizer": "make_private(clipping='adaptive', ...)",
-    "PrivacyEngineAdaptiveClipping": "PrivacyEngine, and make_private(clipping='adaptive', ...)",
-    "DPLossFastGradientAdaptiveClipping": "make_private(clipping='adaptive', ...)",
-    "DPTensorFastGradientAdaptiveClipping": "make_private(clipping='adaptive', ...)",
-    "get_optimizer_class": _OPTIMIZERS,
-    "DPLossFastGradientClipping": "PerExampleLoss, or nothing: " + _GHOST,
-    "DPTensorFastGradientClipping": _GHOST,
-    "average_gradients": _OPTIMIZERS,
-    "IAccountant": _ACCOUNTANTS,
-    "RDPAccountant": _ACCOUNTANTS,
-    "PRVAccountant": _ACCOUNTANTS,
-    "GaussianAccountant": _ACCOUNTANTS,
-    "create_accountant": _ACCOUNTANTS,
-    "register_accountant": _ACCOUNTANTS,
-    "compute_rdp": _ACCOUNTANTS,
-    "get_privacy_spent": _ACCOUNTANTS,
-    "UniformWithReplacementSampler": _SAMPLERS,
-    "DistributedUniformWithReplacementSampler": _SAMPLERS,
-    "BatchSplittingSampler": _PARTS,
-    "wrap_data_loader": _PARTS,
-    "CollateFnWithEmpty": "empty batches get tensors of length 0 without it",
-    "wrap_collate_with_empty": "empty batches get tensors of length 0 without it",
-    "switch_generator": "noise and samples are secure already, unless a seed is given",
-    "DPLightningDataModule": "examples/lightning_example.py shows make_private in Lightning",
-    "RNNLinear": "torch.nn.LSTM, GRU and RNN are private as they are",
-    "SequenceBias": "torch.nn.MultiheadAttention is private as it is",
-    "UnsupportedError": f"UnsupportedModuleError; {_VALIDATORS}",
-    "UnsupportableModuleError": f"UnsupportedModuleError; {_VALIDATORS}",
-    "NotYetSupportedModuleError": f"UnsupportedModuleError; {_VALIDATORS}",
-    "ShouldReplaceModuleError": f"UnsupportedModuleError; {_VALIDATORS}",
-    "IllegalModuleConfigurationError": f"UnsupportedModuleError; {_VALIDATORS}",
-    "register_module_validator": _VALIDATORS,
-    "register_module_fixer": _VALIDATORS,
-    "check_per_sample_gradients_are_correct": (
-        "the engine compares its gradients with those of examples alone during training, unless "
-        "verify=False"
+_CLIPPING = "make_private(clipping='per_layer', max_grad_norm=[...])"
+_ADAPTIVE = "make_private(clipping='adaptive', ...)"
+_EMPTY = "batches without rows have tensors of length 0 without it"
+_MODULES_OF_TORCH = "methods of torch.nn.Module; make_private checks the rest"
+_LAYERS = "torch.nn.LSTM, GRU, RNN and MultiheadAttention are private as they are"
+
+_NAMES: tuple[tuple[str, str], ...] = (
+    (
+        _GRADIENTS,
+        """AbstractGradSampleModule AbstractGradSampleHooks GradSampleModule
+        GradSampleModuleExpandedWeights GradSampleModuleNoOp GradSampleHooksNoOp
+        create_or_accumulate_grad_sample promote_current_grad_sample create_norm_sample
+        get_gsm_class get_hooks_class wrap_model prepare_module make_functional prepare_layer
+        ft_compute_per_sample_gradient compute_conv_grad_sample
+        convolution2d_backward_as_a_convolution compute_sequence_bias_grad_sample
+        compute_rnn_linear_grad_sample compute_embedding_grad_sample
+        compute_embeddingbag_gradsampler compute_embedding_norm_sample
+        compute_group_norm_grad_sample compute_instance_norm_grad_sample
+        compute_layer_norm_grad_sample compute_linear_grad_sample compute_linear_norm_sample
+        compute_rms_norm_grad_sample calc_sample_norms calc_sample_norms_one_layer
+        sum_over_all_but_batch_and_last_n unfold2d unfold3d filter_dilated_rows""",
     ),
-    "get_grad_sample_modes": "all modes give the same gradients: leave grad_sample_mode out",
-}
+    (f"wrap_model=False in make_private: {_GRADIENTS}", "GradSampleHooks"),
+    (
+        _GHOST,
+        """GradSampleModuleFastGradientClipping GradSampleHooksFastGradientClipping
+        DPOptimizerFastGradientClipping DistributedDPOptimizerFastGradientClipping
+        DPLossFastGradientClipping DPTensorFastGradientClipping""",
+    ),
+    (
+        _SHARDED,
+        """GradSampleModuleFastGradientClippingFSDP GradSampleHooksFastGradientClippingFSDP
+        GradSampleModuleFastGradientClippingTP GradSampleHooksFastGradientClippingTP
+        FSDPOptimizerFastGradientClipping FSDP2Wrapper has_params iterate_submodules""",
+    ),
+    (_NORM_SAMPLERS, "register_grad_sampler register_norm_sampler"),
+    (
+        _OPTIMIZERS,
+        "DPOptimizer DistributedDPOptimizer get_optimizer_class average_gradients params",
+    ),
+    (
+        _CLIPPING,
+        "DPPerLayerOptimizer DistributedPerLayerOptimizer SimpleDistributedPerLayerOptimizer",
+    ),
+    (
+        _ADAPTIVE,
+        """AdaClipDPOptimizer PrivacyEngineAdaptiveClipping DPLossFastGradientAdaptiveClipping
+        DPTensorFastGradientAdaptiveClipping""",
+    ),
+    (
+        _ACCOUNTANTS,
+        """IAccountant RDPAccountant PRVAccountant GaussianAccountant create_accountant
+        register_accountant compute_rdp get_privacy_spent compute_mu_uniform compute_mu_poisson
+        delta_eps_mu eps_from_mu compute_eps_uniform compute_eps_poisson compose_heterogeneous
+        Domain compute_safe_domain_size PoissonSubsampledGaussianPRV
+        TruncatedPrivacyRandomVariable DiscretePRV discretize""",
+    ),
+    (_SAMPLERS, "UniformWithReplacementSampler DistributedUniformWithReplacementSampler"),
+    (_PARTS, "BatchSplittingSampler wrap_data_loader"),
+    (_EMPTY, "CollateFnWithEmpty wrap_collate_with_empty shape_safe dtype_safe is_batch_empty"),
+    (
+        "noise and samples are secure already, unless a seed is given to make_private",
+        "switch_generator",
+    ),
+    (
+        "a LightningModule that calls make_private: examples/lightning_example.py",
+        "DPLightningDataModule",
+    ),
+    (
+        _LAYERS,
+        """RNNLinear SequenceBias DPRNNBase DPRNNCellBase RenameParamsMixin apply_permutation
+        filter_out_old_keys compute_seq_lengths unpack_packedsequences""",
+    ),
+    (
+        f"UnsupportedModuleError: {_VALIDATORS}",
+        """UnsupportedError UnsupportableModuleError NotYetSupportedModuleError
+        ShouldReplaceModuleError IllegalModuleConfigurationError""",
+    ),
+    (_VALIDATORS, "register_module_validator register_module_fixer validate fix"),
+    (
+        _MODULES_OF_TORCH,
+        """has_trainable_params parametrized_modules trainable_modules trainable_parameters
+        requires_grad clone_module get_submodule are_state_dict_equal""",
+    ),
+    (
+        "the engine compares its gradients with those of examples alone during training",
+        """check_per_sample_gradients_are_correct get_grad_sample_modes ModelWithLoss
+        compute_microbatch_grad_sample compute_opacus_grad_sample
+        check_torch_version_for_ew_sample compute_microbatch_grad_sample_tensor_or_seq
+        compute_grad_samples_microbatch_and_opacus""",
+    ),
+)
+
+HINTS = {name: hint for hint, names in _NAMES for name in names.split()}
 """By the name that Opacus has."""
 
 _OF_OPTIMIZERS: dict[str, str] = {

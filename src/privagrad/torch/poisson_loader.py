@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch.utils.data import DataLoader, Dataset, default_collate
 
 from privagrad.privacy.noise import random_source
-from privagrad.torch.loaders import CollateAny, RowsOnly, original_loader
+from privagrad.torch.loaders import CollateAny, RowsOnly, original_loader, refuse_random_rows
 from privagrad.torch.processes import Processes
 from privagrad.torch.samplers import PoissonBatches, rows_of, sampled_rows
 
@@ -93,11 +93,7 @@ def _refuse(options: dict[str, Any]) -> None:
             "Expected no generator, found one: batches are drawn from a secure source. For tests "
             "give make_private a random_state or noise_generator."
         )
-    if options.pop("rand_on_empty", False):
-        raise ValueError(
-            "Expected rand_on_empty=False, found True: an empty batch has tensors of length 0, and "
-            "its step is one of noise."
-        )
+    refuse_random_rows(options.pop("rand_on_empty", False))
     if not options.pop("batch_first", True):
         raise ValueError(
             "Expected batch_first=True, found False: give make_private batch_first=False instead."
