@@ -238,6 +238,15 @@ def test_noise_has_the_shape_of_the_ellipsoid(clipping: str, kind: str) -> None:
             assert_scale((gradient * root).numpy(), scale / 16)
 
 
+def test_gradients_whose_squares_underflow_are_not_made_longer_than_the_bound() -> None:
+    """1e19 times 1e-24: the square of the second factor is 0 in float32."""
+    data = TensorDataset(torch.full((1, 1), 1e19), torch.zeros(1))
+    module = nn.Linear(1, 1, bias=False)
+    run = private(module, data, 1, still, clipping="automatic", gamma=1e-6, verify=False)
+    run.epoch(lambda out, y: 1e-24 * out.sum(1).mean())
+    assert float(run.gradients[0].abs()) <= 1.0
+
+
 class TestPerLayer:
     def test_bounds_may_be_given_by_name(self) -> None:
         torch.manual_seed(0)
