@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.optim import lr_scheduler
 
-from privagrad.torch import PrivacyEngine
+from privagrad.torch import PerExampleLoss, PrivacyEngine
 from tests.torch.small import Run, gradient_of, private, sgd
 
 
@@ -146,6 +146,13 @@ class TestModules:
             criterion(private_module(x), y).backward()
             optimizer.step()
         assert engine.accountant.history == [(1.0, 0.25, 4)]
+
+    def test_flattened_rows_are_not_guessed(self) -> None:
+        """Opacus takes the shape that they had before."""
+        loss = PerExampleLoss(nn.CrossEntropyLoss())
+        outputs, targets = torch.randn(2, 4, 3), torch.zeros(2, 4, dtype=torch.long)
+        with pytest.raises(TypeError, match="as they are"):
+            loss(outputs.flatten(0, 1), targets.flatten(), shape=outputs.shape)
 
     def test_a_second_backward_before_a_step_says_what_to_do(self) -> None:
         """Opacus adds per-example gradients up; their sum would have to be bounded once."""

@@ -177,6 +177,9 @@ REFUSED: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "`make_private(rand_on_empty=True)`": (
         lambda: made(rand_on_empty=True), ValueError, "step is one of noise",
     ),
+    '`make_private(grad_sample_mode="ghost_fsdp")`': (
+        lambda: made(grad_sample_mode="ghost_fsdp"), ValueError, "sharded parameters",
+    ),
     "`engine.save_checkpoint(path=BytesIO())`": (
         lambda: PrivacyEngine().save_checkpoint(
             path=io.BytesIO(), module=nn.Linear(2, 2)  # type: ignore[arg-type]

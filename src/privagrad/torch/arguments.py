@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
@@ -13,8 +14,42 @@ from privagrad.privacy.noise import Noise, RandomSource, RandomState, random_sou
 from privagrad.torch.loaders import original_loader
 from privagrad.torch.module import PrivateModule
 from privagrad.torch.optimizer import PrivateOptimizer
+from privagrad.torch.per_example_loss import PerExampleLoss
 from privagrad.torch.processes import Processes
 from privagrad.torch.samplers import Sampling
+
+_MODES = ("hooks", "functorch", "ew", "ghost")
+"""Of Opacus, which computes the same gradients in these ways."""
+
+
+def criterion_of(
+    grad_sample_mode: str,
+    criterion: Callable[[Any, Any], Tensor] | None,
+    loss_reduction: str,
+    batch_first: bool,
+) -> PerExampleLoss | None:
+    """The criterion that is returned, example by example; None: the mode returns none."""
+    if grad_sample_mode not in _MODES:
+        raise ValueError(
+            f"Expected grad_sample_mode to be one of {', '.join(_MODES)}, found "
+            f"{grad_sample_mode!r}: sharded parameters and per-example gradients computed "
+            "elsewhere are not supported. Leave grad_sample_mode out; all modes give the same gradients."
+        )
+    if grad_sample_mode != "ghost":
+        return None
+    if criterion is None:
+        raise ValueError(
+            "Expected a criterion with grad_sample_mode='ghost', found none: it is evaluated "
+            "example by example."
+        )
+    own = getattr(criterion, "reduction", loss_reduction)
+    if own in ("mean", "sum") and own != loss_reduction:
+        raise ValueError(
+            f"Expected a criterion that takes the {loss_reduction}, as loss_reduction says, found "
+            f"reduction={own!r}: give both the same. For the {loss_reduction} over examples of "
+            "each one's own sum or mean make a PerExampleLoss of the criterion yourself."
+        )
+    return PerExampleLoss(criterion, loss_reduction, batch_first)
 
 
 def sampling_of(loader: DataLoader[Any], processes: Processes, poisson: bool) -> Sampling:

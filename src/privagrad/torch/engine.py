@@ -21,6 +21,7 @@ from privagrad.torch import checkpoints
 from privagrad.torch.accountant import Accountant
 from privagrad.torch.arguments import (
     agreed_seed,
+    criterion_of,
     noise_source,
     sampling_of,
     trainable,
@@ -35,7 +36,6 @@ from privagrad.torch.module import PrivateModule
 from privagrad.torch.moments import Per, second_moments
 from privagrad.torch.optimizer import PrivateOptimizer, noise_of
 from privagrad.torch.per_example.tape import Tape
-from privagrad.torch.per_example_loss import PerExampleLoss
 from privagrad.torch.processes import Processes
 from privagrad.torch.release import ReleaseTerms
 from privagrad.torch.unwrapped import PrivateHooks
@@ -161,17 +161,17 @@ class PrivacyEngine:
             Of `AutomaticClipping` or `AdaptiveClipping`.
         """
         self.accountant.check_process()
-        ghost = "ghost" in grad_sample_mode
-        if ghost and criterion is None:
-            raise ValueError(
-                "Expected a criterion with grad_sample_mode='ghost', found none: it is evaluated "
-                "example by example."
-            )
         refuse_random_rows(rand_on_empty)
         multiplier = noise_of(noise_multiplier)
         validate.choice("loss_reduction", loss_reduction, ("mean", "sum"))
+        loss = criterion_of(grad_sample_mode, criterion, loss_reduction, batch_first)
         processes = Processes.of(module)
         if isinstance(module, DistributedDataParallel):
+            if not wrap_model:
+                raise ValueError(
+                    "Expected wrap_model=True with DistributedDataParallel, found False: its own "
+                    "forward pass waits for gradients that a private module does not have."
+                )
             module = module.module
         parameters = trainable(module, optimizer)
         ModuleValidator.validate(module, strict=True)
@@ -207,8 +207,7 @@ class PrivacyEngine:
         batches, original = sampling.batches(source.sampler), original_loader(data_loader)
         loader = PrivateLoader(original, batches, charges, max_physical_batch_size, verify)
         returned = private if wrap_model else PrivateHooks(private)
-        if ghost and criterion is not None:
-            loss = PerExampleLoss(criterion, loss_reduction, batch_first)
+        if loss is not None:
             return returned, private_optimizer, loss, loader
         return returned, private_optimizer, loader
 

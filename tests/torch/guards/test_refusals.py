@@ -248,6 +248,12 @@ OPTIONS: list[tuple[dict[str, Any], str]] = [
     ({"clipping": "per_layer", "max_grad_norm": [1.0, -1.0]}, "bias"),
     ({"clipping": "per_layer", "max_grad_norm": {"weight": 1.0}}, "each of weight, bias"),
     ({"grad_sample_mode": "ghost"}, "a criterion with grad_sample_mode"),
+    ({"grad_sample_mode": "ghost_fsdp"}, "sharded parameters"),
+    ({"grad_sample_mode": "no_op"}, "computed elsewhere"),
+    (
+        {"grad_sample_mode": "ghost", "criterion": nn.CrossEntropyLoss(reduction="sum")},
+        "give both the same",
+    ),
     ({"noise_multiplier": -1.0}, "noise_multiplier"),
     ({"noise_multiplier": float("nan")}, "noise_multiplier"),
     ({"max_grad_norm": 0.0}, "max_grad_norm"),
