@@ -33,7 +33,8 @@ def criterion_of(
         raise ValueError(
             f"Expected grad_sample_mode to be one of {', '.join(_MODES)}, found "
             f"{grad_sample_mode!r}: sharded parameters and per-example gradients computed "
-            "elsewhere are not supported. Leave grad_sample_mode out; all modes give the same gradients."
+            "elsewhere are not supported. Leave grad_sample_mode out: all modes give the same "
+            "gradients."
         )
     if grad_sample_mode != "ghost":
         return None
