@@ -10,8 +10,10 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
 from privagrad.torch import PrivacyEngine, PrivateHooks
@@ -135,3 +137,12 @@ def test_gradients_past_the_private_pass_are_refused() -> None:
     hooked(module)
     with pytest.raises(RuntimeError, match="inside it"):
         module.first(FEATURES)
+
+
+def test_a_module_of_many_processes_is_wrapped(tmp_path: Path) -> None:
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/meet", rank=0, world_size=1)
+    try:
+        with pytest.raises(ValueError, match="wrap_model=True with DistributedDataParallel"):
+            hooked(DistributedDataParallel(Net()))
+    finally:
+        dist.destroy_process_group()
