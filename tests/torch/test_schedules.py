@@ -97,8 +97,8 @@ def test_epsilon_is_the_composition_of_the_noise_that_was_used(
     noise = LambdaNoise(run.optimizer, noise_lambda=lambda step: 1 / (1 + step % 3))
     bound = ExponentialGradClip(run.optimizer, gamma=0.8)
     for x, y in run.loader:
+        noise.step()  # after the batch was drawn and charged
         run.step(nn.functional.cross_entropy, x, y)
-        noise.step()
     for _ in range(3):
         run.epoch()
         noise.step()
