@@ -47,10 +47,15 @@ def train(task: str, rank: int, processes: int) -> dict[str, object]:
     engine = PrivacyEngine()
     scales = [torch.rand(p.shape) + 0.5 + rank for p in module.parameters()]
     optimizer = torch.optim.SGD(module.parameters(), lr=0.0 if task != "empty" else 0.1)
+    clipping: dict[str, Any] = {}
+    if task != "noise":
+        clipping = {"clipping": "adaptive", "unclipped_num_std": 5.0 + rank}
+        clipping["clipbound_learning_rate"] = 0.3 + rank
     module, optimizer, loader = engine.make_private(
         module=module,
         optimizer=optimizer,
         data_loader=loader,
+        **clipping,
         noise_multiplier=0.0 if task == "sum" else 1.5,
         max_grad_norm=0.2,
         ellipsoid=None if task == "sum" else scales,
@@ -58,7 +63,7 @@ def train(task: str, rank: int, processes: int) -> dict[str, object]:
         random_state=rank,
     )
     if rank:  # the first process's numbers count
-        optimizer.noise_multiplier, optimizer.max_grad_norm = 40.0, 30.0
+        optimizer.noise_multiplier, optimizer.max_grad_norm = 4.0, 30.0
         optimizer.expected_batch_size = 0.1
     gradients, sizes = [], []
     for _ in range(epochs):
@@ -72,6 +77,7 @@ def train(task: str, rank: int, processes: int) -> dict[str, object]:
         "gradients": torch.stack(gradients),
         "sizes": sizes,
         "epsilon": engine.get_epsilon(1e-5),
+        "bound": optimizer.max_grad_norm,
         "expected": optimizer.expected_batch_size,
         "scales": [scale.full for scale in optimizer.scales.values()],
         "parameters": torch.cat([p.detach().flatten() for p in module.parameters()]),

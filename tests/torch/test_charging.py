@@ -279,18 +279,23 @@ class TestDraws:
         run.step(F.cross_entropy, x, y)
         assert charged(run) == 3
 
-    def test_a_private_loader_is_not_made_private_again(self) -> None:
+    @pytest.mark.parametrize("poisson_sampling", [True, False])
+    def test_a_private_loader_is_what_it_was_made_from(self, poisson_sampling: bool) -> None:
+        """Another training with it draws and charges for itself."""
         run = private(noise_multiplier=1.0, poisson_sampling=True)
-        for poisson_sampling in (True, False):
-            with pytest.raises(ValueError, match="a data loader that is not private yet"):
-                of_loader(run.loader, poisson_sampling=poisson_sampling)
-            module = nn.Linear(5, 3)
-            with pytest.raises(ValueError, match="a data loader that is not private yet"):
-                PrivacyEngine().make_private_with_epsilon(
-                    module=module, optimizer=sgd(module.parameters()), data_loader=run.loader,
-                    target_epsilon=1.0, target_delta=1e-3, epochs=1, max_grad_norm=1.0,
-                    poisson_sampling=poisson_sampling,
-                )  # fmt: skip
+        for loader in (run.loader, copy.deepcopy(run.loader)):
+            other = of_loader(loader, poisson_sampling=poisson_sampling)
+            other.epoch()
+            one_pass = GaussianEvent(1.0, purpose="gradients", under="replace-one")
+            expected = poisson(1.0, 4) if poisson_sampling else one_pass
+            assert other.engine.accountant.events == (expected,)
+        module = nn.Linear(5, 3)
+        _, optimizer, again = PrivacyEngine().make_private_with_epsilon(
+            module=module, optimizer=sgd(module.parameters()), data_loader=run.loader,
+            target_epsilon=1.0, target_delta=1e-3, epochs=1, max_grad_norm=1.0,
+        )  # fmt: skip
+        assert len(again) == 4
+        assert optimizer.noise_multiplier > 0
         assert charged(run) == 0
 
     def test_a_draw_is_noted_beside_a_checkpoint(self, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -9,8 +10,8 @@ import pytest
 import torch
 from torch import nn
 
-from privagrad.torch import PrivacyEngine
-from tests.torch.small import Run, private
+from privagrad.torch import ExponentialGradClip, PrivacyEngine, StepNoise
+from tests.torch.small import Run, private, table
 
 OPTIONS = {"noise_multiplier": 1.0, "poisson_sampling": True, "batch_size": 8}
 
@@ -186,6 +187,59 @@ def test_the_module_alone_may_be_loaded(path: Path) -> None:
     engine = PrivacyEngine()
     engine.load_checkpoint(path=path, module=private(plain).module)
     assert engine.get_epsilon(1e-5) == run.engine.get_epsilon(1e-5)
+
+
+def test_schedules_go_on_from_the_file(path: Path) -> None:
+    run = fresh()
+    noise, bound = StepNoise(run.optimizer, step_size=1, gamma=0.5), ExponentialGradClip(
+        run.optimizer, gamma=0.9
+    )  # fmt: skip
+    for _ in range(2):
+        run.epoch()
+        noise.step()
+        bound.step()
+    run.engine.save_checkpoint(
+        path=path, module=run.module, optimizer=run.optimizer, noise_scheduler=noise,
+        grad_clip_scheduler=bound,
+    )  # fmt: skip
+    again = fresh()
+    resumed = StepNoise(again.optimizer, step_size=1, gamma=0.5)
+    clipped = ExponentialGradClip(again.optimizer, gamma=0.9)
+    again.engine.load_checkpoint(
+        path=path, module=again.module, optimizer=again.optimizer, noise_scheduler=resumed,
+        grad_clip_scheduler=clipped, torch_load_kwargs={"map_location": "cpu"},
+    )  # fmt: skip
+    assert again.optimizer.noise_multiplier == run.optimizer.noise_multiplier == 0.25
+    assert again.optimizer.max_grad_norm == run.optimizer.max_grad_norm < 1
+
+
+def test_a_schedule_that_was_not_saved_is_missed(path: Path) -> None:
+    save(fresh(), path)
+    again = fresh()
+    schedule = StepNoise(again.optimizer, step_size=1, gamma=0.5)
+    with pytest.raises(ValueError, match="Expected a noise_scheduler"):
+        again.engine.load_checkpoint(path=path, module=again.module, noise_scheduler=schedule)
+    assert steps(again) == 0
+
+
+def test_a_file_in_memory_is_refused(path: Path) -> None:
+    """What is released from it later could not be noted beside it."""
+    run = fresh()
+    with pytest.raises(TypeError, match="in a file beside it"):
+        run.engine.save_checkpoint(path=io.BytesIO(), module=run.module)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="Expected the path"):
+        run.engine.load_checkpoint(path=io.BytesIO(), module=run.module)  # type: ignore[arg-type]
+
+
+def test_a_model_that_does_not_fit_is_charged_all_the_same(path: Path) -> None:
+    """Its file has been read: what it cost is counted before anything is restored."""
+    run = fresh()
+    run.epoch()
+    save(run, path)
+    again = fresh(module=nn.Linear(7, 3), data=table(64, 7))
+    with pytest.raises(RuntimeError, match="size mismatch"):
+        again.engine.load_checkpoint(path=path, module=again.module, optimizer=again.optimizer)
+    assert steps(again) == 8
 
 
 def test_what_the_user_vouches_for_stays_so_after_a_checkpoint(tmp_path: Path) -> None:

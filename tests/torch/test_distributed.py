@@ -53,6 +53,8 @@ def test_the_sum_is_that_of_one_process(tmp_path: Path) -> None:
     assert torch.equal(first["gradients"], second["gradients"])
     assert torch.allclose(first["gradients"], alone["gradients"], rtol=1e-5, atol=1e-8)
     assert first["expected"] == alone["expected"] == 32
+    # The examples within the bound are counted over all processes.
+    assert first["bound"] == second["bound"] == alone["bound"] != 0.2
 
 
 def test_noise_ellipsoid_and_epsilon_are_those_of_one_process(tmp_path: Path) -> None:
@@ -79,6 +81,7 @@ def test_processes_without_rows_keep_step(tmp_path: Path) -> None:
     assert 0 in second["sizes"]
     assert len(first["sizes"]) == len(second["sizes"]) == 60
     assert torch.equal(first["parameters"], second["parameters"])
+    assert first["bound"] == second["bound"] != 0.2
 
 
 def test_a_killed_process_ends_the_run(tmp_path: Path) -> None:

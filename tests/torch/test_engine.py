@@ -26,7 +26,7 @@ from privagrad.privacy.events import GaussianEvent
 from privagrad.privacy.mechanism import GaussianSum
 from privagrad.privacy.noise import random_source
 from privagrad.torch import BatchMemoryManager, PrivacyEngine
-from privagrad.torch.engine import _agreed
+from privagrad.torch.arguments import agreed_seed
 from privagrad.torch.loaders import CollateAny, PrivateLoader
 from privagrad.torch.processes import Processes
 from privagrad.torch.samplers import PoissonBatches
@@ -501,8 +501,8 @@ class TestSeveralProcesses:
             values += torch.tensor([1.0, 1.0])
 
     def test_seeded_noise_of_another_process_is_reported(self) -> None:
-        assert _agreed(random_source(None, "discrete"), self.Others(1, 2))
+        assert agreed_seed(random_source(None, "discrete"), self.Others(1, 2))
 
     def test_different_kinds_of_noise_are_refused(self) -> None:
         with pytest.raises(ValueError, match="the same noise= in all processes"):
-            _agreed(random_source(), self.Others(1, 2))
+            agreed_seed(random_source(), self.Others(1, 2))

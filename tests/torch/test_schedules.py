@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import dp_accounting
 import opacus.schedulers
 import pytest
 import torch
@@ -13,6 +14,7 @@ from torch import nn
 import privagrad.torch
 from privagrad.privacy.accounting import PrivacyPlan
 from privagrad.privacy.events import GaussianEvent
+from privagrad.privacy.mechanism import GaussianSum
 from privagrad.torch import ExponentialGradClip, ExponentialNoise, LambdaNoise, StepNoise
 from tests.statistics import assert_scale
 from tests.torch.small import private, sgd, table
@@ -76,6 +78,44 @@ def test_every_step_is_charged_with_its_own_noise() -> None:
     assert run.engine.accountant.events == expected
     assert run.engine.get_epsilon(1e-5) == PrivacyPlan(expected).epsilon(1e-5)
     assert run.engine.report(1e-5).events == expected
+
+
+def test_epsilon_is_the_composition_of_the_noise_that_was_used(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """By dp-accounting, from the multipliers of the sums that were really released."""
+    used: list[float] = []
+    original = GaussianSum.release
+
+    def release(self: GaussianSum, *args: Any) -> Any:
+        used.append(self.noise_multiplier)
+        return original(self, *args)
+
+    monkeypatch.setattr(GaussianSum, "release", release)
+    run = private(noise_multiplier=3.0, poisson_sampling=True, clipping="adaptive", batch_size=16,
+                  unclipped_num_std=4.0)  # fmt: skip
+    noise = LambdaNoise(run.optimizer, noise_lambda=lambda step: 1 / (1 + step % 3))
+    bound = ExponentialGradClip(run.optimizer, gamma=0.8)
+    for x, y in run.loader:
+        noise.step()  # after the batch was drawn and charged
+        run.step(nn.functional.cross_entropy, x, y)
+    for _ in range(3):
+        run.epoch()
+        noise.step()
+        bound.step()
+    assert len(used) == 16
+    assert len(set(used)) == 3
+    account = dp_accounting.pld.PLDAccountant(
+        dp_accounting.NeighboringRelation.REPLACE_SPECIAL, value_discretization_interval=1e-4
+    )
+    for multiplier in used:
+        step = dp_accounting.GaussianDpEvent(multiplier)
+        account.compose(dp_accounting.PoissonSampledDpEvent(16 / 64, step))
+    expected = account.get_epsilon(1e-5)
+    assert run.engine.get_epsilon(1e-5) == pytest.approx(expected, rel=2e-3)
+    reported = run.engine.report(1e-5)
+    assert reported.epsilon == PrivacyPlan(reported.events).epsilon(1e-5)
+    assert sum(event.count for event in reported.events) == 16
 
 
 def test_schedules_of_opacus_are_charged_too() -> None:

@@ -11,6 +11,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from privagrad.torch import ModuleValidator, PrivacyEngine, UnsupportedModuleError
+from tests.torch.reference import SCALES, check
 from tests.torch.small import private
 
 
@@ -152,10 +153,60 @@ def test_what_no_replacement_is_known_for_stays_refused() -> None:
         ModuleValidator.fix_and_validate(nn.Linear(4, 3, dtype=torch.complex64))
 
 
+@pytest.mark.parametrize("trainable", [True, False])
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("tracked", [True, False])
 @pytest.mark.parametrize("affine", [True, False])
-def test_batch_norm_is_refused_in_every_mode(affine: bool, tracked: bool, training: bool) -> None:
+def test_batch_norm_is_refused_unless_it_is_frozen(
+    affine: bool, tracked: bool, training: bool, trainable: bool
+) -> None:
     """Without running statistics PyTorch takes those of the batch in eval mode too."""
     norm = nn.BatchNorm1d(5, affine=affine, track_running_stats=tracked).train(training)
-    assert not ModuleValidator.is_valid(nn.Sequential(nn.Linear(3, 5), norm))
+    norm.requires_grad_(trainable)
+    frozen = tracked and not training and not (affine and trainable)
+    module = nn.Sequential(nn.Linear(3, 5), norm)
+    assert ModuleValidator.is_valid(module) == frozen
+    fixed: Any = ModuleValidator.fix(module)
+    assert isinstance(fixed[1], nn.BatchNorm1d) == frozen
+
+
+def pretrained() -> nn.Sequential:
+    torch.manual_seed(0)
+    norm = nn.BatchNorm1d(4)
+    norm(3 * torch.randn(50, 4) + 1)
+    norm.eval().requires_grad_(False)
+    return nn.Sequential(nn.Linear(5, 4), norm, nn.Tanh(), nn.Linear(4, 3))
+
+
+@pytest.mark.parametrize("kind", SCALES)
+def test_frozen_batch_norm_treats_every_example_by_itself(kind: str) -> None:
+    check(pretrained(), torch.randn(6, 5), kind)
+
+
+def test_frozen_batch_norm_stays_frozen() -> None:
+    module = pretrained()
+    norm = module.get_submodule("1")
+    before = {name: buffer.clone() for name, buffer in norm.named_buffers()}
+    run = private(module)
+    for _ in range(2):
+        run.module.train()
+        run.epoch()
+    assert not norm.training
+    assert all(torch.equal(buffer, before[name]) for name, buffer in norm.named_buffers())
+
+
+@pytest.mark.parametrize("change", ["train", "trainable", "statistics"])
+def test_batch_norm_that_is_no_longer_frozen_is_refused(change: str) -> None:
+    module = pretrained()
+    norm: Any = module[1]
+    run = private(module, noise_multiplier=1.0)
+    x, _ = next(iter(run.loader))
+    if change == "train":
+        module.train()
+    if change == "trainable":
+        norm.requires_grad_(True)
+    if change == "statistics":
+        setattr(norm, "running_mean", None)  # noqa: B010
+    with pytest.raises(RuntimeError, match="found it switched to training"):
+        run.module(x)
+    assert run.optimizer.releases == 0

@@ -9,9 +9,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from privagrad._internal import validate
 from privagrad.privacy.accounting import PrivacyPlan
 from privagrad.privacy.codec import as_json, from_json
 from privagrad.privacy.events import GaussianEvent, merged
+from privagrad.torch.opacus_names import hint_for_accountant
+
+IGNORED_OPTIONS = ("alphas", "eps_error", "delta_error", "poisson")
+"""What the accountants of Opacus take besides delta: privacy loss distributions need none of it."""
 
 Entry = tuple[str, GaussianEvent]
 
@@ -90,9 +95,26 @@ class Accountant:
     def __len__(self) -> int:
         return sum(self.counts.values()) + self.unprotected
 
-    def get_epsilon(self, delta: float) -> float:
-        """The composition of all releases, at `delta`."""
+    def get_epsilon(self, delta: float, **options: Any) -> float:
+        """The composition of all releases, at `delta`.
+
+        Options of Opacus's accountants (`alphas`, `eps_error`, `delta_error`, `poisson`) are
+        accepted; nothing depends on them.
+        """
+        validate.known_options("get_epsilon", options, IGNORED_OPTIONS)
         return self.plan.epsilon(delta)
+
+    @property
+    def history(self) -> list[tuple[float, float, int]]:
+        """(noise multiplier, sampling rate, number of releases), as in Opacus; a copy, to read.
+
+        Releases over all rows have the rate 1, those without noise the multiplier 0.
+        """
+        found = [(e.noise_multiplier, e.rate, e.count) for e in self.events]
+        return found + ([(0.0, 1.0, self.unprotected)] if self.unprotected else [])
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(hint_for_accountant(name), name=name, obj=self)
 
     @property
     def plan(self) -> PrivacyPlan:

@@ -1,9 +1,11 @@
-"""Module, optimizer, ellipsoid and everything released so far, in one file."""
+"""Module, optimizer, ellipsoid, schedules and everything released so far, in one file."""
 
 from __future__ import annotations
 
+import os
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import nn
@@ -16,53 +18,99 @@ from privagrad.torch.scales import Scale
 
 FORMAT = 1
 
+Options = Mapping[str, Any] | None
+
+
+class Stateful(Protocol):
+    """A schedule, privagrad's or another."""
+
+    def state_dict(self) -> dict[str, Any]: ...
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None: ...
+
+
+class Parts(NamedTuple):
+    """What a checkpoint is of, besides the account; `schedules` by name, None: not given."""
+
+    module: nn.Module
+    optimizer: Optimizer | None
+    schedules: Mapping[str, Stateful | None]
+
+
+def path_of(path: Any) -> Path:
+    """A path; what is no path is refused, because releases are noted beside the file."""
+    if not isinstance(path, str | os.PathLike):
+        raise TypeError(
+            f"Expected the path of a file for a checkpoint, found {type(path).__name__}: what is "
+            "released after it is noted in a file beside it, so that no run that continues from it "
+            "goes uncharged. Save to a path; copy that file and the one that ends in .resumed."
+        )
+    return Path(path)
+
 
 def save(
     path: Path,
     state: dict[str, Any],
-    module: nn.Module,
-    optimizer: Optimizer | None,
+    parts: Parts,
     accountant: Accountant,
+    module_options: Options = None,
+    options: Options = None,
 ) -> None:
     """Write the file completely or not at all; of several processes only the first one writes.
 
     `state` is what the file holds besides. An optimizer is saved if it is private. From now on the
     accountant notes its releases beside the file too.
     """
-    state["module_state_dict"] = module.state_dict()
+    optimizer = parts.optimizer
+    state["module_state_dict"] = parts.module.state_dict(**(module_options or {}))
     state["privacy_accountant_state_dict"] = accountant.state_dict()
+    for name, schedule in parts.schedules.items():
+        if schedule is not None:
+            state[f"{name}_state_dict"] = schedule.state_dict()
     if isinstance(optimizer, PrivateOptimizer):
         state["optimizer_state_dict"] = optimizer.state_dict()
         state["ellipsoid"] = {
             name: (s.rows, s.columns, s.entries) for name, s in optimizer.scales.items()
         }
+        if optimizer.clipping.counts:
+            state["max_grad_norm"] = optimizer.max_grad_norm
         if not optimizer.writes:
             return
     with atomic_write(path) as file:
-        torch.save(state, file)
+        torch.save(state, file, **(options or {}))
     accountant.follow(path)
 
 
-def load(
-    path: Path, module: nn.Module, optimizer: Optimizer | None, accountant: Accountant
-) -> dict[str, Any]:
-    """Restore everything from a file, and return all its entries.
-
-    Releases made since by runs from this file are counted.
-    """
+def read(path: Path, parts: Parts, options: Options = None) -> dict[str, Any]:
+    """All entries of a file that has everything that the parts need."""
     if not path.exists():
         raise FileNotFoundError(f"Expected a checkpoint, found nothing at {path}.")
-    state: dict[str, Any] = torch.load(path, weights_only=True)
+    state: dict[str, Any] = torch.load(path, **{"weights_only": True, **(options or {})})
     if state.get("privagrad", {}).get("format") != FORMAT:
         raise ValueError(
             f"Expected a checkpoint of save_checkpoint in format {FORMAT}, found another in "
             f"{path.name}."
         )
-    module.load_state_dict(state["module_state_dict"])
-    if isinstance(optimizer, PrivateOptimizer):
-        if "optimizer_state_dict" not in state:
-            raise ValueError(f"Expected an optimizer in {path.name}, found none saved.")
-        optimizer.load_state_dict(state["optimizer_state_dict"])
-        optimizer.scales = {name: Scale(*parts) for name, parts in state["ellipsoid"].items()}
-    accountant.resume(state["privacy_accountant_state_dict"], path)
+    if isinstance(parts.optimizer, PrivateOptimizer) and "optimizer_state_dict" not in state:
+        raise ValueError(f"Expected an optimizer in {path.name}, found none saved.")
+    for name, schedule in parts.schedules.items():
+        if schedule is not None and f"{name}_state_dict" not in state:
+            raise ValueError(
+                f"Expected a {name} in {path.name}, found none saved: give save_checkpoint the "
+                f"{name} too, or leave it out."
+            )
     return state
+
+
+def restore(state: dict[str, Any], parts: Parts, module_options: Options = None) -> None:
+    """Give the parts what a file holds of them."""
+    optimizer = parts.optimizer
+    parts.module.load_state_dict(state["module_state_dict"], **(module_options or {}))
+    if isinstance(optimizer, PrivateOptimizer):
+        optimizer.load_state_dict(state["optimizer_state_dict"])
+        optimizer.scales = {name: Scale(*own) for name, own in state["ellipsoid"].items()}
+        if optimizer.clipping.counts and "max_grad_norm" in state:
+            optimizer.max_grad_norm = state["max_grad_norm"]
+    for name, schedule in parts.schedules.items():
+        if schedule is not None:
+            schedule.load_state_dict(state[f"{name}_state_dict"])

@@ -6,7 +6,6 @@ import os
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,25 +16,29 @@ from torch.utils.data import DataLoader
 
 from privagrad._internal import validate
 from privagrad.privacy.accounting import PrivacyPlan, PrivacyReport
-from privagrad.privacy.noise import (
-    Noise,
-    RandomSource,
-    RandomState,
-    noise_kind,
-    random_source,
-)
+from privagrad.privacy.noise import Noise, RandomState, noise_kind
 from privagrad.torch import checkpoints
 from privagrad.torch.accountant import Accountant
+from privagrad.torch.arguments import (
+    agreed_seed,
+    criterion_of,
+    noise_source,
+    sampling_of,
+    trainable,
+)
+from privagrad.torch.calibration import ACCOUNTANTS
 from privagrad.torch.charging import BatchCharges
+from privagrad.torch.checkpoints import Stateful
+from privagrad.torch.clipping import Norms, choose_clipping
 from privagrad.torch.ellipsoids import EllipsoidChoice, choose_ellipsoid
-from privagrad.torch.loaders import PrivateLoader
+from privagrad.torch.loaders import PrivateLoader, original_loader, refuse_random_rows
 from privagrad.torch.module import PrivateModule
 from privagrad.torch.moments import Per, second_moments
-from privagrad.torch.optimizer import PrivateOptimizer, ReleaseTerms, noise_of
+from privagrad.torch.optimizer import PrivateOptimizer, noise_of
 from privagrad.torch.per_example.tape import Tape
-from privagrad.torch.per_example_loss import PerExampleLoss
 from privagrad.torch.processes import Processes
-from privagrad.torch.samplers import Sampling
+from privagrad.torch.release import ReleaseTerms
+from privagrad.torch.unwrapped import PrivateHooks
 from privagrad.torch.validator import ModuleValidator
 
 PrivateTraining = Any
@@ -57,7 +60,7 @@ class PrivacyEngine:
     """
 
     def __init__(self, *, accountant: str = "pld", secure_mode: bool = True) -> None:
-        validate.choice("accountant", accountant, ("pld", "prv", "rdp", "gdp"))
+        validate.choice("accountant", accountant, ACCOUNTANTS)
         self.secure_mode = secure_mode
         self.accountant = Accountant()
         self.seeded = False
@@ -71,7 +74,7 @@ class PrivacyEngine:
         optimizer: Optimizer,
         data_loader: DataLoader[Any],
         noise_multiplier: float,
-        max_grad_norm: float,
+        max_grad_norm: Norms,
         ellipsoid: EllipsoidChoice = None,
         public_loader: Iterable[Any] | None = None,
         criterion: Callable[[Any, Any], Tensor] | None = None,
@@ -85,8 +88,11 @@ class PrivacyEngine:
         noise_generator: torch.Generator | None = None,
         random_state: RandomState = None,
         grad_sample_mode: str = "hooks",
+        wrap_model: bool = True,
+        rand_on_empty: bool = False,
         verify: bool = True,
         noise: Noise = "gaussian",
+        **clipping_options: Any,
     ) -> PrivateTraining:
         """The private module, optimizer and data loader.
 
@@ -101,7 +107,8 @@ class PrivacyEngine:
             `optimizer.noise_multiplier` may be changed later, by a schedule or by hand: every
             release is charged for the noise that it is made with.
         max_grad_norm : float
-            The radius B of the ellipsoid {g : Σ C_j g_j² ≤ B²} that gradients are bounded to.
+            The radius B of the ellipsoid {g : Σ C_j g_j² ≤ B²} that gradients are bounded to. A
+            list, or a dict by name, with clipping="per_layer".
         ellipsoid : {"pagan", "pasan"}, sequence or mapping of str to Tensor, optional
             C. None: a ball, which is DP-SGD. Positive tensors: in the order of the module's
             trainable parameters, or by name. "pagan" and "pasan": powers of the gradients' second
@@ -131,44 +138,59 @@ class PrivacyEngine:
             Where a seed for tests is drawn from: such a run is NOT private, and the report says so.
         random_state : int or Generator, optional
             Likewise, the seed itself.
-        clipping : str
-            As in Opacus; "flat" is the only one.
+        clipping : {"flat", "per_layer", "automatic", "adaptive"}
+            How an example's gradient g is bounded to B; all with any ellipsoid. "flat": shrunk to
+            norm B. "per_layer": each tensor to its own bound B_p, with B² = Σ B_p². "automatic":
+            g B/(‖g‖ + γ), with `gamma=`. "adaptive": "flat" with a B that follows a quantile of
+            the norms: see `AdaptiveClipping` for its options.
         grad_sample_mode : str
             As in Opacus; all modes give the same gradients. "ghost" hands over the criterion, which
             is then returned as a `PerExampleLoss`, before the data loader.
+        wrap_model : bool
+            False: the module itself becomes private and keeps its class; in its place a
+            `PrivateHooks` is returned, whose `cleanup()` ends that.
+        rand_on_empty : bool
+            As in Opacus, where True puts random numbers into batches without rows; refused.
         verify : bool
             Whether modules, losses and batches are checked to keep examples apart. False: you vouch
             for it, and the report says so.
         noise : {"gaussian", "discrete"}
             Gaussian noise rounded to a grid, or an exact discrete Gaussian: much slower, at the
             same cost, without any rounding in the noise.
+        **clipping_options : Any
+            Of `AutomaticClipping` or `AdaptiveClipping`.
         """
         self.accountant.check_process()
-        _refuse_other_clipping(clipping)
-        ghost = "ghost" in grad_sample_mode
-        if ghost and criterion is None:
-            raise ValueError(
-                "Expected a criterion with grad_sample_mode='ghost', found none: it is evaluated "
-                "example by example."
-            )
+        refuse_random_rows(rand_on_empty)
         multiplier = noise_of(noise_multiplier)
-        radius = validate.positive("max_grad_norm", max_grad_norm)
         validate.choice("loss_reduction", loss_reduction, ("mean", "sum"))
+        loss = criterion_of(grad_sample_mode, criterion, loss_reduction, batch_first)
         processes = Processes.of(module)
         if isinstance(module, DistributedDataParallel):
+            if not wrap_model:
+                raise ValueError(
+                    "Expected wrap_model=True with DistributedDataParallel, found False: its own "
+                    "forward pass waits for gradients that a private module does not have."
+                )
             module = module.module
-        parameters = _trainable(module, optimizer)
+        parameters = trainable(module, optimizer)
         ModuleValidator.validate(module, strict=True)
+        sampling = sampling_of(data_loader, processes, poisson_sampling)
+        stepped = [p for group in optimizer.param_groups for p in group["params"]]
+        bounds, radius = choose_clipping(
+            clipping, max_grad_norm, parameters, stepped, sampling.batch_size, clipping_options
+        )
+        bounds.check(multiplier)
         moments_of = partial(
             second_moments, module, criterion=criterion, loss_reduction=loss_reduction,
             batch_first=batch_first, floor=floor, per=per,
         )  # fmt: skip
         chosen = choose_ellipsoid(ellipsoid, parameters, public_loader, moments_of)
         chosen.agree(processes)
-        source = _source(random_state, noise_generator, noise)
-        self.seeded |= _agreed(source, processes)
+        bounds.agree(processes)
+        source = noise_source(random_state, noise_generator, noise)
+        self.seeded |= agreed_seed(source, processes)
         self._noises.add(source.noise)
-        sampling = _sampling(data_loader, processes, poisson_sampling)
         # Refuses samplings that cannot be composed, before anything is released.
         PrivacyPlan((*self.accountant.events, sampling.event))
 
@@ -177,17 +199,17 @@ class PrivacyEngine:
         charges = BatchCharges(self.accountant, sampling.event, sampling.takes_each_row_once)
         terms = ReleaseTerms(multiplier, radius, sampling.batch_size)
         private_optimizer = PrivateOptimizer(
-            optimizer, tape, chosen, terms,
+            optimizer, tape, chosen, terms, bounds,
             source=source, processes=processes, charge=charges.release,
         )  # fmt: skip
         charges.connect(private_optimizer, private.loss_guard)
         self.verified &= verify
-        batches = sampling.batches(source.sampler)
-        loader = PrivateLoader(data_loader, batches, charges, max_physical_batch_size, verify)
-        if ghost and criterion is not None:
-            loss = PerExampleLoss(criterion, loss_reduction, batch_first)
-            return private, private_optimizer, loss, loader
-        return private, private_optimizer, loader
+        batches, original = sampling.batches(source.sampler), original_loader(data_loader)
+        loader = PrivateLoader(original, batches, charges, max_physical_batch_size, verify)
+        returned = private if wrap_model else PrivateHooks(private)
+        if loss is not None:
+            return returned, private_optimizer, loss, loader
+        return returned, private_optimizer, loader
 
     def make_private_with_epsilon(
         self,
@@ -198,7 +220,7 @@ class PrivacyEngine:
         target_epsilon: float,
         target_delta: float,
         epochs: int,
-        max_grad_norm: float,
+        max_grad_norm: Norms,
         poisson_sampling: bool = True,
         **options: Any,
     ) -> PrivateTraining:
@@ -213,7 +235,7 @@ class PrivacyEngine:
                 "Expected a budget to go on with, found releases without noise: epsilon is "
                 "infinite already. Use a new engine, for other data."
             )
-        sampling = _sampling(data_loader, Processes.of(module), poisson_sampling)
+        sampling = sampling_of(data_loader, Processes.of(module), poisson_sampling)
         releases = epochs * (1 if sampling.takes_each_row_once else sampling.steps)
         planned = replace(sampling.event, count=releases)
         delta = validate.delta_of(target_delta, sampling.n_rows)
@@ -228,9 +250,12 @@ class PrivacyEngine:
             **options,
         )
 
-    def get_epsilon(self, delta: float) -> float:
-        """The epsilon of everything released so far, at `delta`."""
-        return self.accountant.get_epsilon(delta)
+    def get_epsilon(self, delta: float, **options: Any) -> float:
+        """The epsilon of everything released so far, at `delta`.
+
+        Options of Opacus's accountants, such as `alphas`, are accepted: nothing depends on them.
+        """
+        return self.accountant.get_epsilon(delta, **options)
 
     def report(self, delta: float) -> PrivacyReport:
         """The privacy card of everything released so far."""
@@ -246,6 +271,10 @@ class PrivacyEngine:
     def is_compatible(self, *, module: nn.Module, **_: Any) -> bool:
         return ModuleValidator.is_valid(module)
 
+    def validate(self, *, module: nn.Module, **_: Any) -> None:
+        """Refuse a module with parts that cannot be private; the error lists all of them."""
+        ModuleValidator.validate(module, strict=True)
+
     @staticmethod
     def get_compatible_module(module: nn.Module, **options: Any) -> nn.Module:
         return ModuleValidator.fix_and_validate(module, **options)
@@ -254,108 +283,64 @@ class PrivacyEngine:
         self,
         *,
         path: str | os.PathLike[str],
-        module: nn.Module,
+        module: nn.Module | PrivateHooks,
         optimizer: Optimizer | None = None,
+        noise_scheduler: Stateful | None = None,
+        grad_clip_scheduler: Stateful | None = None,
         checkpoint_dict: dict[str, Any] | None = None,
-        **_: Any,
+        module_state_dict_kwargs: dict[str, Any] | None = None,
+        torch_save_kwargs: dict[str, Any] | None = None,
     ) -> None:
-        """Save module, optimizer, ellipsoid and everything released so far in one file.
+        """Save module, optimizer, ellipsoid, schedules and everything released so far in one file.
 
         The file is written completely or not at all. Under several processes call it on each; the
         first one writes.
         """
+        place = checkpoints.path_of(path)
         flags = {
             "format": checkpoints.FORMAT, "seeded": self.seeded, "verified": self.verified,
             "noise": self._noise,
         }  # fmt: skip
         state = {**(checkpoint_dict or {}), "privagrad": flags}
-        checkpoints.save(Path(path), state, module, optimizer, self.accountant)
+        parts = _parts(module, optimizer, noise_scheduler, grad_clip_scheduler)
+        checkpoints.save(
+            place, state, parts, self.accountant, module_state_dict_kwargs, torch_save_kwargs
+        )
 
     def load_checkpoint(
         self,
         *,
         path: str | os.PathLike[str],
-        module: nn.Module,
+        module: nn.Module | PrivateHooks,
         optimizer: Optimizer | None = None,
-        **_: Any,
+        noise_scheduler: Stateful | None = None,
+        grad_clip_scheduler: Stateful | None = None,
+        module_load_dict_kwargs: dict[str, Any] | None = None,
+        torch_load_kwargs: dict[str, Any] | None = None,
     ) -> dict[str, Any]:
         """Continue from a checkpoint; what was released before it is counted.
 
         What other runs from the same file have released since is counted too: it is kept beside
         it, in a file whose name ends in ".resumed".
         """
-        state = checkpoints.load(Path(path), module, optimizer, self.accountant)
-        self.seeded |= bool(state["privagrad"]["seeded"])
-        self.verified &= bool(state["privagrad"].get("verified", True))
-        self._noises.add(noise_kind(state["privagrad"].get("noise", "gaussian")))
+        place = checkpoints.path_of(path)
+        parts = _parts(module, optimizer, noise_scheduler, grad_clip_scheduler)
+        state = checkpoints.read(place, parts, torch_load_kwargs)
+        self.accountant.resume(state["privacy_accountant_state_dict"], place)
+        flags = state["privagrad"]
+        self.seeded |= bool(flags["seeded"])
+        self.verified &= bool(flags.get("verified", True))
+        self._noises.add(noise_kind(flags.get("noise", "gaussian")))
+        checkpoints.restore(state, parts, module_load_dict_kwargs)
         return state
 
 
-def _sampling(loader: DataLoader[Any], processes: Processes, poisson: bool) -> Sampling:
-    """How batches are drawn from a loader that is not private yet."""
-    if isinstance(loader, PrivateLoader):
-        raise ValueError(
-            "Expected a data loader that is not private yet, found one that make_private "
-            "returned: give make_private the data loader that it was made from."
-        )
-    return Sampling.of(loader, processes, poisson)
-
-
-def _source(
-    random_state: RandomState, generator: torch.Generator | None, noise: Noise
-) -> RandomSource:
-    if generator is not None:
-        random_state = int(torch.randint(2**62, (), generator=generator))
-    return random_source(random_state, noise)
-
-
-def _agreed(source: RandomSource, processes: Processes) -> bool:
-    """Whether any process has seeded noise; refuses processes with different kinds of noise."""
-    flags = torch.tensor([source.seeded, source.noise == "discrete"], dtype=torch.float64)
-    processes.sum(flags)
-    seeded, discrete = flags.tolist()
-    if discrete not in (0, processes.count):
-        raise ValueError(
-            "Expected the same noise= in all processes, found 'gaussian' in some and 'discrete' "
-            "in others."
-        )
-    return bool(seeded)
-
-
-def _refuse_other_clipping(clipping: str) -> None:
-    if clipping != "flat":
-        raise ValueError(
-            f"Expected clipping='flat', found {clipping!r}: give each tensor its own scale with "
-            "ellipsoid= instead."
-        )
-
-
-def _trainable(module: nn.Module, optimizer: Optimizer) -> dict[str, nn.Parameter]:
-    """The module's trainable parameters by name; the optimizer must have the same."""
-    if isinstance(optimizer, PrivateOptimizer) or isinstance(module, PrivateModule):
-        raise ValueError(
-            "Expected a module and an optimizer that are not private yet, found private ones."
-        )
-    if isinstance(optimizer, torch.optim.LBFGS):
-        raise ValueError(
-            "Expected an optimizer that takes one gradient a step, found LBFGS: every evaluation "
-            "of its closure would be a release of its own."
-        )
-    parameters = {name: p for name, p in module.named_parameters() if p.requires_grad}
-    if not parameters:
-        raise ValueError("Expected a module with trainable parameters, found none.")
-    own = {id(p) for p in module.parameters()}
-    stepped = {id(p) for group in optimizer.param_groups for p in group["params"]}
-    if not stepped <= own:
-        raise ValueError(
-            f"Expected the optimizer to have the module's parameters, found {len(stepped - own)} "
-            "others: make the optimizer from module.parameters() (after ModuleValidator.fix)."
-        )
-    left = [name for name, p in parameters.items() if id(p) not in stepped]
-    if left:
-        raise ValueError(
-            "Expected every trainable parameter in the optimizer, found none for "
-            f"{', '.join(left)}. Give them to the optimizer, or freeze them with "
-            "requires_grad_(False)."
-        )
-    return parameters
+def _parts(
+    module: nn.Module | PrivateHooks,
+    optimizer: Optimizer | None,
+    noise_scheduler: Stateful | None,
+    grad_clip_scheduler: Stateful | None,
+) -> checkpoints.Parts:
+    plain = module.module if isinstance(module, PrivateHooks) else module
+    schedules = {"noise_scheduler": noise_scheduler, "grad_clip_scheduler": grad_clip_scheduler}
+    return checkpoints.Parts(plain, optimizer, schedules)

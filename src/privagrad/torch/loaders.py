@@ -72,17 +72,20 @@ class PrivateLoader(DataLoader[Any]):
         if most is not None:
             validate.integer("max_physical_batch_size", most)
         self._notes: deque[BatchPart] = deque()
+        self.original = original_loader(loader)
         self.batches, self.charges, self.verify = batches, charges, verify
         options: dict[str, Any] = {name: getattr(loader, name) for name in _COPIED}
         if loader.num_workers:
             options["prefetch_factor"] = loader.prefetch_factor
         options["batch_sampler"] = SplitBatches(batches, most, self._notes)
+        collate = loader.collate_fn
+        if isinstance(collate, CollateAny | RowsOnly):
+            collate = collate.collate
         if not isinstance(loader.collate_fn, CollateAny):
-            options["collate_fn"] = CollateAny(loader.collate_fn, loader.dataset, verify)
+            options["collate_fn"] = CollateAny(collate, loader.dataset, verify)
         super().__init__(loader.dataset, **options)
         # This loader shows the data set it was given; the rows come through another.
         options["worker_init_fn"] = partial(_start_worker, loader.worker_init_fn)
-        collate = getattr(loader.collate_fn, "collate", loader.collate_fn)
         plain = collate is default_collate and _is_of_plain_tensors(loader.dataset)
         if plain:
             options["collate_fn"] = _as_fetched
@@ -105,6 +108,20 @@ class PrivateLoader(DataLoader[Any]):
                 )
             yield self.charges.hand_out(iterator, self._notes.popleft(), batch, unpadded)
             self.charges.check(iterator)
+
+
+def original_loader(loader: DataLoader[Any]) -> DataLoader[Any]:
+    """The data loader that a private one was made from."""
+    return loader.original if isinstance(loader, PrivateLoader) else loader
+
+
+def refuse_random_rows(rand_on_empty: bool) -> None:
+    """Refuse what Opacus can put into batches without rows."""
+    if rand_on_empty:
+        raise ValueError(
+            "Expected rand_on_empty=False, found True: a batch without rows has tensors of length "
+            "0, and its step is one of noise."
+        )
 
 
 class RowByRow(Dataset[Any]):
@@ -212,6 +229,16 @@ class CollateAny:
         if not self.batches & (self.batches - 1):
             return True
         return not self._padding_seen and len(set(map(size_of, rows))) > 1
+
+
+class RowsOnly:
+    """What `CollateAny` makes of the rows, without what it notes of their padding."""
+
+    def __init__(self, collate: CollateAny) -> None:
+        self.collate_any, self.collate = collate, collate.collate
+
+    def __call__(self, rows: list[Any]) -> Any:
+        return self.collate_any(rows).batch
 
 
 class BatchMemoryManager:

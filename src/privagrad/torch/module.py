@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -21,10 +21,12 @@ from privagrad.torch.guards.refusals import UnverifiedError
 from privagrad.torch.guards.structure import leaves_of, modules_of, tensors_of
 from privagrad.torch.guards.traced import node_of, untraced
 from privagrad.torch.guards.verification import ModuleGuard
+from privagrad.torch.opacus_names import hint_for_module
 from privagrad.torch.per_example.layers import layer_of
 from privagrad.torch.per_example.layers._registry import Layer
 from privagrad.torch.per_example.layout import INPUTS, count_examples
 from privagrad.torch.per_example.tape import ForwardPass, Tape
+from privagrad.torch.validator import is_frozen_norm
 
 
 class PrivateModule(nn.Module):
@@ -57,9 +59,12 @@ class PrivateModule(nn.Module):
                     "subclass."
                 )
             child.forward = PrivateForward(tape, child, layer_of(child))
-        for name, parameter in tape.parameters.items():
+        self._handles = [
             parameter.register_hook(partial(tape.note_stray, name))
+            for name, parameter in tape.parameters.items()
+        ]
         self._known = self._parts()
+        self._frozen_norms = [part for part in module.modules() if is_frozen_norm(part)]
         self.train(module.training)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -116,7 +121,31 @@ class PrivateModule(nn.Module):
         own = (p for module in modules for p in module._parameters.values() if p is not None)
         return [id(module) for module in modules], [id(p) for p in own if p.requires_grad]
 
+    def train(self, mode: bool = True) -> Self:
+        """As of any module; BatchNorm that was frozen stays in eval mode."""
+        super().train(mode)
+        for norm in self._frozen_norms:
+            norm.eval()
+        return self
+
+    def to_standard_module(self) -> nn.Module:
+        """The module that make_private was given; calls of it in training mode are refused."""
+        return self._module
+
+    def detach(self) -> None:
+        """Stop watching the parameters."""
+        for handle in self._handles:
+            handle.remove()
+
     def _refuse_changes(self) -> None:
+        for norm in self._frozen_norms:
+            if not is_frozen_norm(norm):
+                raise RuntimeError(
+                    f"Expected {type(norm).__name__} frozen as it was when make_private was "
+                    "called, found it switched to training, or its parameters trainable: it would "
+                    "normalise with statistics of the whole batch, and keep them. Call its eval() "
+                    "after train(), or that of the module that make_private returned."
+                )
         if self._parts() == self._known:
             return
         known = set(self._known[0]) | set(self._known[1])
@@ -140,7 +169,10 @@ class PrivateModule(nn.Module):
         try:
             return super().__getattr__(name)
         except AttributeError:
-            return getattr(super().__getattr__("_module"), name)
+            try:
+                return getattr(super().__getattr__("_module"), name)
+            except AttributeError as error:
+                raise hint_for_module(name, error) from None
 
 
 def _refuse_autocast(inputs: Any) -> None:

@@ -3,61 +3,38 @@
 from __future__ import annotations
 
 import numbers
-import os
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from privagrad._internal import validate
-from privagrad.privacy.bounded import Part, Share
-from privagrad.privacy.mechanism import GaussianSum
 from privagrad.privacy.noise import RandomSource
+from privagrad.torch.clipping import AdaptiveClipping, Clipping
 from privagrad.torch.ellipsoids import TrainingEllipsoid
-from privagrad.torch.per_example.chunked import Bound, bounded_sums
+from privagrad.torch.opacus_names import hint_for_optimizer
 from privagrad.torch.per_example.gradients import PerExampleGradient
 from privagrad.torch.per_example.tape import Tape
 from privagrad.torch.processes import Processes
+from privagrad.torch.release import Count, Released, ReleaseTerms, SumRelease
 from privagrad.torch.scales import Scale, accurate, matrix_shape
-
-FLOAT32 = 2.0**-10
-"""What norms and sums in float32 may be off, counted as sensitivity."""
+from privagrad.torch.wrapped import NoiseAware, WrappedOptimizer
 
 Observer = Callable[[int, dict[str, list[PerExampleGradient]], float], None]
 """Is shown the number of examples, their gradients, and the factor that these still need."""
 
 
-class ReleaseTerms(NamedTuple):
-    """How one batch is bounded and released: the same for all its parts and in all processes."""
-
-    noise_multiplier: float
-    max_grad_norm: float
-    expected_batch_size: float
-
-
-def _of_original(name: str) -> Any:
-    """An attribute of `original_optimizer`, read and written there."""
-
-    def read(self: PrivateOptimizer) -> Any:
-        return getattr(self.original_optimizer, name)
-
-    def write(self: PrivateOptimizer, value: Any) -> None:
-        setattr(self.original_optimizer, name, value)
-
-    return property(read, write)
-
-
-class PrivateOptimizer(Optimizer):
+class PrivateOptimizer(WrappedOptimizer):
     """`step()` turns what the backward pass left on the tape into private gradients.
 
     g_i are the examples' gradients, C the scales, B = max_grad_norm:
 
         p.grad = (Σ_i g_i min(1, B/‖g_i‖_C) + N(0, z² B² C⁻¹)) / expected_batch_size
 
-    for mean losses; not divided for sums. Examples whose gradients are not finite count as 0.
+    for mean losses; not divided for sums; other `clipping` has other factors in place of the
+    minimum. Examples whose gradients are not finite count as 0.
     `noise_multiplier`, `max_grad_norm` and `expected_batch_size` may be assigned: they count from
     the next batch on.
 
@@ -68,6 +45,7 @@ class PrivateOptimizer(Optimizer):
     tape : Tape
     ellipsoid : TrainingEllipsoid
     terms : ReleaseTerms
+    clipping : Clipping
     source : RandomSource
     processes : Processes
     charge : callable
@@ -86,23 +64,25 @@ class PrivateOptimizer(Optimizer):
         tape: Tape,
         ellipsoid: TrainingEllipsoid,
         terms: ReleaseTerms,
+        clipping: Clipping,
         *,
         source: RandomSource,
         processes: Processes,
         charge: Callable[[float], None],
     ) -> None:
-        self.original_optimizer = optimizer
+        super().__init__(optimizer)
+        self.clipping = clipping
         self.tape, self.loss_reduction = tape, tape.loss_reduction
         self.noise_multiplier, self.max_grad_norm = terms.noise_multiplier, terms.max_grad_norm
-        self.expected_batch_size = self._batch_size = terms.expected_batch_size
+        self.expected_batch_size = terms.expected_batch_size
         self.learned_ellipsoid = ellipsoid.learned
         self._last = self._waits = True
         self.observe: Observer | None = None
         self.non_finite = self.releases = 0
         self.step_done: Callable[[], None] = lambda: None
-        self._source, self._processes, self._charge = source, processes, charge
-        self._pool: ThreadPoolExecutor | None = None
-        self._dim = sum(parameter.numel() for parameter in tape.parameters.values())
+        self._processes, self._charge = processes, charge
+        self._release_sums = SumRelease(source, processes, terms.expected_batch_size)
+        self._step_hooks: list[Callable[[PrivateOptimizer], None]] = []
         self._drop_batch()
         self.scales = ellipsoid.scales
 
@@ -113,7 +93,9 @@ class PrivateOptimizer(Optimizer):
 
     @noise_multiplier.setter
     def noise_multiplier(self, value: float) -> None:
-        self._noise_multiplier = noise_of(value)
+        noise = noise_of(value)
+        self.clipping.check(noise)
+        self._noise_multiplier = noise
 
     @property
     def max_grad_norm(self) -> float:
@@ -165,6 +147,8 @@ class PrivateOptimizer(Optimizer):
                 self._drop_batch()
                 raise
         self._drop_batch()
+        for hook in self._step_hooks:
+            hook(self)
         self.original_optimizer.step()
         self.step_done()
         return loss
@@ -177,6 +161,7 @@ class PrivateOptimizer(Optimizer):
 
     def _drop_batch(self) -> None:
         self._sums: dict[str, Tensor] = {}
+        self._count = 0.0
         self._agreed: ReleaseTerms | None = None
 
     def _terms(self) -> ReleaseTerms:
@@ -184,15 +169,13 @@ class PrivateOptimizer(Optimizer):
         if self._agreed is None:
             own = ReleaseTerms(self.noise_multiplier, self.max_grad_norm, self.expected_batch_size)
             if self._processes.count > 1:
-                values = torch.tensor(own, dtype=torch.float64)
-                self._processes.agree(values)
-                own = ReleaseTerms(*values.tolist())
+                own = ReleaseTerms(*self._processes.agreed(own))
             self._agreed = own
         return self._agreed
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         self.tape.forget()
-        self.original_optimizer.zero_grad(set_to_none)
+        super().zero_grad(set_to_none)
 
     def _add_batch(self) -> None:
         """Bound the gradients that the last backward pass left and add them to the sums."""
@@ -210,9 +193,12 @@ class PrivateOptimizer(Optimizer):
         if self.observe is not None:
             self.observe(count, gradients, factor)
         all_parts = [(name, part) for name, parts in gradients.items() for part in parts]
-        totals, non_finite = bounded_sums(all_parts, self.scales, Bound(radius, factor))
-        self.non_finite += non_finite
-        for name, part, total in totals:
+        bounded = self.clipping.bounded(all_parts, self.scales, radius, factor)
+        self.non_finite += len(bounded.finite) - int(bounded.finite.sum())
+        if self.clipping.counts:
+            within = bounded.weights == factor
+            self._count += float(torch.where(bounded.finite, within.double() - 0.5, 0.0).sum())
+        for name, part, total in bounded.totals:
             if name not in self._sums:
                 shape = matrix_shape(self.tape.parameters[name])
                 if total.shape == shape:
@@ -222,54 +208,49 @@ class PrivateOptimizer(Optimizer):
             self._sums[name][part] += total
 
     def _release(self) -> None:
-        noise, radius, divisor = self._terms()
-        self._charge(noise)
+        terms = self._terms()
+        adaptive = self.clipping if isinstance(self.clipping, AdaptiveClipping) else None
+        count = None
+        if adaptive is not None:
+            count = Count(self._count, adaptive.count_share(terms.noise_multiplier))
+        self._charge(terms.noise_multiplier)
         self.releases += 1
         totals = {name: self._sum_of(name, p) for name, p in self.tape.parameters.items()}
-        if noise > 0:
-            mechanism = GaussianSum(
-                self._dim,
-                noise,
-                self._batch_size,
-                slack=FLOAT32 * (1 + self._batch_size * 2.0**-10),
-            )
-            parts = [
-                Part(total.numpy(), self.scales[name].root, total.numpy())
-                for name, total in totals.items()
-            ]
-            share = None
-            if self._processes.count > 1:
-                share = Share(self._processes.first, self._processes.sum_array)
-            bounded = mechanism.sum_of_parts(parts, radius, share)
-            mechanism.release(bounded, self._source, self._threads())
-            factor = self._batch_size
-        else:
-            for total in totals.values():
-                self._processes.sum(total)
-            factor = 1.0
+        released = self._release_sums(totals, self.scales, terms, count)
+        factor = released.factor
         if self.loss_reduction == "mean":
-            factor /= divisor
+            factor /= terms.expected_batch_size
         for name, parameter in self.tape.parameters.items():
             gradient = totals[name].view(parameter.shape)
             if factor != 1:
                 gradient.mul_(factor)
             parameter.grad = gradient.to(parameter.device, parameter.dtype)
-        if self.learned_ellipsoid is not None and noise > 0:
-            self._learn_ellipsoid(self._terms())
+        self._show_noise(released, terms)
+        if adaptive is not None:
+            unclipped = 0.5 + released.counted / self._release_sums.batch_size
+            self.max_grad_norm = adaptive.next_radius(terms.max_grad_norm, unclipped)
 
-    def _learn_ellipsoid(self, terms: ReleaseTerms) -> None:
-        """Show the released gradients to what learns the ellipsoid; takes the new one, if any."""
-        assert self.learned_ellipsoid is not None
+    def _show_noise(self, released: Released, terms: ReleaseTerms) -> None:
+        """Tell those who use it how noisy the released gradients are.
+
+        The ellipsoid may be learned from them; a new one is taken at once.
+        """
         mean, batch_size = self.loss_reduction == "mean", terms.expected_batch_size
-        radius = terms.max_grad_norm / (batch_size if mean else 1.0)
-        learned = self.learned_ellipsoid.learn(
-            self.tape.parameters,
-            self.scales,
-            noise_std=terms.noise_multiplier * radius,
-            examples=batch_size if mean else 1 / batch_size,
-        )
-        if learned is not None:
-            self.scales = learned
+        noise_std = released.noise_std / (batch_size if mean else 1.0)
+        if isinstance(self.original_optimizer, NoiseAware):
+            self.original_optimizer.noise_variances = {
+                parameter: (noise_std**2 / self.scales[name].full).view(parameter.shape)
+                for name, parameter in self.tape.parameters.items()
+            }
+        if self.learned_ellipsoid is not None and terms.noise_multiplier > 0:
+            learned = self.learned_ellipsoid.learn(
+                self.tape.parameters,
+                self.scales,
+                noise_std=noise_std,
+                examples=batch_size if mean else 1 / batch_size,
+            )
+            if learned is not None:
+                self.scales = learned
 
     def _sum_of(self, name: str, parameter: Tensor) -> Tensor:
         """The bounded sum of all parts of the batch, flat, on the processor that adds the noise."""
@@ -278,11 +259,6 @@ class PrivateOptimizer(Optimizer):
             kind = accurate(parameter.detach()).dtype
             return torch.zeros(parameter.numel(), dtype=kind)
         return total.reshape(-1).cpu().contiguous()
-
-    def _threads(self) -> ThreadPoolExecutor | None:
-        if self._pool is None and (os.cpu_count() or 1) > 1:
-            self._pool = ThreadPoolExecutor(min(4, os.cpu_count() or 1))
-        return self._pool
 
     @property
     def writes(self) -> bool:
@@ -293,15 +269,24 @@ class PrivateOptimizer(Optimizer):
     def params(self) -> list[nn.Parameter]:
         return list(self.tape.parameters.values())
 
-    param_groups: list[dict[str, Any]] = _of_original("param_groups")
-    state: Any = _of_original("state")
-    defaults: dict[str, Any] = _of_original("defaults")
+    def attach_step_hook(self, hook: Callable[[PrivateOptimizer], None]) -> None:
+        """Call `hook(optimizer)` in every step, once the gradients are private.
 
-    def state_dict(self) -> dict[str, Any]:
-        return self.original_optimizer.state_dict()
+        As in Opacus; not for the parts of a batch that release nothing. It costs no privacy.
+        """
+        self._step_hooks.append(hook)
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self.original_optimizer.load_state_dict(state_dict)
+    @property
+    def _step_supports_amp_scaling(self) -> bool:
+        """What GradScaler asks for before it steps."""
+        raise RuntimeError(
+            "Expected optimizer.step(), found GradScaler.step(optimizer): a scaled loss makes "
+            "every example's gradient longer than its bound. Leave the scaler out, or construct "
+            "it with enabled=False: norms and sums are taken in float32 anyway."
+        )
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(hint_for_optimizer(name), name=name, obj=self)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         raise RuntimeError(

@@ -66,8 +66,15 @@ class PerExampleLoss(nn.Module):
         self.reduction = validate.choice("reduction", reduction, ("mean", "sum"))
         self.batch_first = batch_first
 
-    def forward(self, *values: Any) -> Tensor:
+    def forward(self, *values: Any, shape: Any = None) -> Tensor:
         """The loss of outputs, targets and whatever else the criterion takes, in its order."""
+        if shape is not None:
+            raise TypeError(
+                "Expected outputs and targets with one row for each example, found shape=, which "
+                "says how flattened ones were: give the criterion the outputs (examples, tokens, "
+                "classes) and targets (examples, tokens) as they are; a criterion that wants them "
+                "flat can flatten them itself, for one example at a time."
+            )
         traced = [t for t in tensors_of(values) if isinstance(t, TracedTensor) and t.guard]
         guard = traced[0].guard if traced else None
         if guard is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -57,6 +58,12 @@ class Processes:
             moved = self._to_device(values)
             dist.broadcast(moved, dist.get_global_rank(self.group, 0), group=self.group)
             values.copy_(moved)
+
+    def agreed(self, numbers: Sequence[float]) -> list[float]:
+        """The first process's `numbers`."""
+        values = torch.tensor(numbers, dtype=torch.float64)
+        self.agree(values)
+        return [float(value) for value in values]
 
     def _to_device(self, values: Tensor) -> Tensor:
         if dist.get_backend(self.group) == "nccl":

@@ -88,6 +88,11 @@ class Sampling:
     def batches(self, generator: Generator) -> Any:
         """The batches of a pass, lists of row numbers."""
         if self.rows is None:
+            if isinstance(self.loader.batch_sampler, PoissonBatches):
+                raise ValueError(
+                    "Expected poisson_sampling=True with a data loader of Poisson batches, found "
+                    "False: each batch would be charged as if it held all rows."
+                )
             refuse_repeats(self.loader, self.processes)
             return self.loader.batch_sampler
         return PoissonBatches(self.rows, self.batch_size, self.steps, generator, self.processes)
@@ -108,7 +113,7 @@ class PoissonBatches(Sampler[list[int]]):
         processes: Processes,
     ) -> None:
         self.rate = batch_size / len(rows)
-        self.steps = steps
+        self.rows, self.batch_size, self.steps = rows, batch_size, steps
         self.share = rows[processes.rank :: processes.count]
         self._generator = generator
 
@@ -206,6 +211,8 @@ def sampled_rows(loader: DataLoader[Any], processes: Processes) -> Sequence[int]
                 "poisson_sampling=True, found repeated rows or others."
             )
         return chosen
+    if kind is PoissonBatches:
+        return range(rows)
     if kind in (SequentialSampler, RandomSampler) and len(sampler.data_source) == rows:
         return range(rows)
     if kind is DistributedSampler and len(sampler.dataset) == rows:

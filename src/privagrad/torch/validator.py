@@ -44,8 +44,8 @@ class ModuleValidator:
     ) -> nn.Module:
         """A copy of the module with GroupNorm for BatchNorm, and unprotected state left out.
 
-        What is put in keeps the weights and biases of what it replaces, frozen or trained, and
-        its mode.
+        BatchNorm in eval mode with frozen parameters stays. What is put in keeps the weights and
+        biases of what it replaces, frozen or trained, and its mode.
 
         Parameters
         ----------
@@ -90,15 +90,31 @@ def problems(module: nn.Module) -> Iterator[tuple[str, str]]:
             yield path, reason
 
 
+def is_frozen_norm(module: nn.Module) -> bool:
+    """Whether this is a BatchNorm that does the same to every example, and learns nothing.
+
+    It is in eval mode, has running statistics, which must be of public data, and no trainable
+    parameters.
+    """
+    return (
+        isinstance(module, _BatchNorm)
+        and not module.training
+        and module.running_mean is not None
+        and module.running_var is not None
+        and not any(parameter.requires_grad for parameter in module.parameters())
+    )
+
+
 def _problem(module: nn.Module) -> str | None:
     name = type(module).__name__
     if isinstance(module, LazyModuleMixin) and module.has_uninitialized_params():
         return f"{name} has no parameters yet: run one batch through the module first."
-    if isinstance(module, _BatchNorm):
+    if isinstance(module, _BatchNorm) and not is_frozen_norm(module):
         groups = _groups(module.num_features)
         return (
             f"{name} normalises with statistics of the whole batch: use "
-            f"GroupNorm({groups}, {module.num_features}) instead."
+            f"GroupNorm({groups}, {module.num_features}) instead. One with statistics from public "
+            "data may stay as it is: set eval() and requires_grad_(False) on it."
         )
     if isinstance(module, _InstanceNorm) and module.track_running_stats:
         return f"{name} keeps running statistics of examples: set track_running_stats=False."
@@ -136,7 +152,7 @@ def _replacement(
     path: str, module: nn.Module, instance: bool, num_groups: int | None
 ) -> nn.Module | None:
     """What to put in the module's place; None: the module itself, without unprotected state."""
-    if isinstance(module, _BatchNorm) and module.num_features:
+    if isinstance(module, _BatchNorm) and module.num_features and not is_frozen_norm(module):
         return _without_batch(path or "the module itself", module, instance, num_groups)
     if isinstance(module, _InstanceNorm) and module.track_running_stats:
         module.track_running_stats = False

@@ -237,8 +237,23 @@ class TestOptimizers:
 
 SCALES = {"weight": torch.ones(3, 5), "bias": torch.ones(3)}
 OPTIONS: list[tuple[dict[str, Any], str]] = [
-    ({"clipping": "per_layer"}, "Expected clipping='flat'"),
+    ({"clipping": "ghost"}, "Expected clipping to be one of flat, per_layer"),
+    ({"clipping": "automatic", "gamma": 0.0}, "gamma"),
+    ({"clipping": "automatic", "gamma": 1e-9}, "gamma >= 1e-06"),
+    ({"clipping": "adaptive", "target_unclipped_quantile": 1.5}, "between 0 and 1"),
+    ({"clipping": "adaptive", "min_clipbound": 2.0, "max_clipbound": 1.0}, "< max_clipbound"),
+    ({"clipping": "adaptive", "max_clipbound": 0.5}, "max_grad_norm, with which adaptive"),
+    ({"clipping": "adaptive", "noise_multiplier": 1.6}, "2 · unclipped_num_std = 1.6"),
+    ({"clipping": "per_layer", "max_grad_norm": [1.0]}, "Expected 2 bounds"),
+    ({"clipping": "per_layer", "max_grad_norm": [1.0, -1.0]}, "bias"),
+    ({"clipping": "per_layer", "max_grad_norm": {"weight": 1.0}}, "each of weight, bias"),
     ({"grad_sample_mode": "ghost"}, "a criterion with grad_sample_mode"),
+    ({"grad_sample_mode": "ghost_fsdp"}, "sharded parameters"),
+    ({"grad_sample_mode": "no_op"}, "computed elsewhere"),
+    (
+        {"grad_sample_mode": "ghost", "criterion": nn.CrossEntropyLoss(reduction="sum")},
+        "give both the same",
+    ),
     ({"noise_multiplier": -1.0}, "noise_multiplier"),
     ({"noise_multiplier": float("nan")}, "noise_multiplier"),
     ({"max_grad_norm": 0.0}, "max_grad_norm"),

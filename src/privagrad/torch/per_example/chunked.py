@@ -9,6 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -26,6 +27,9 @@ Named = tuple[str, PerExampleGradient]
 
 _CACHED = 2**20
 """Numbers in the gradients of one example that are formed together."""
+
+_UNDERFLOW = 1e-30
+"""Squared norms below this may have lost terms that are too small for float32."""
 
 
 def spans(count: int, size: int) -> Iterator[slice]:
@@ -112,10 +116,15 @@ def _total(parts: Iterator[Tensor]) -> Tensor:
 
 @dataclass(frozen=True)
 class Bound:
-    """Gradients are bounded to norm `radius` after multiplication with `factor`."""
+    """Gradients are bounded to norm `radius` after multiplication with `factor`.
+
+    Those of norm n are multiplied with min(1, radius/n), or where there is a `gamma` > 0 with
+    radius/(n + gamma).
+    """
 
     radius: float
     factor: float
+    gamma: float = 0.0
 
     def weights(self, squares: Tensor) -> tuple[Tensor, Tensor]:
         """What gradients of these squared norms are multiplied with, and which norms are finite.
@@ -124,8 +133,20 @@ class Bound:
         """
         norms = self.factor * squares.sqrt()
         finite = norms.isfinite()
-        weights = self.factor * (self.radius / norms).clamp(max=1.0)
-        return torch.where(finite, weights, 0.0), finite
+        if self.gamma:
+            # A gradient whose squares underflow is longer than it seems: it counts as 0.
+            shares = torch.where(squares > _UNDERFLOW, self.radius / (norms + self.gamma), 0.0)
+        else:
+            shares = (self.radius / norms).clamp(max=1.0)
+        return torch.where(finite, self.factor * shares, 0.0), finite
+
+
+class BoundedGradients(NamedTuple):
+    """Sums Σ_i w_i g_i by name and part, the weights w_i, and which examples have finite norms."""
+
+    totals: list[tuple[str, slice, Tensor]]
+    weights: Tensor
+    finite: Tensor
 
 
 class FormedChunks(ChunkedGradients):
@@ -157,8 +178,8 @@ class FormedChunks(ChunkedGradients):
 
 def bounded_sums(
     gradients: Sequence[Named], scales: dict[str, Scale], bound: Bound
-) -> tuple[list[tuple[str, slice, Tensor]], int]:
-    """Σ_i w_i g_i of each of the gradients, and how many examples have norms that are not finite.
+) -> BoundedGradients:
+    """Σ_i w_i g_i of each of the gradients, those of an example bounded together.
 
     An example's norm is that of all its gradients together, so all norms come before all sums.
     Gradients that are formed for a few examples at a time are the exception: once all other norms
@@ -186,12 +207,11 @@ def bounded_sums(
             parts.append(_add_chunk(paired, squares[examples], bound, sums))
         weights, finite = (torch.cat(part) for part in zip(*parts, strict=True))
         totals += [(name, g.part, sums[place]) for place, (name, g) in enumerate(together)]
-    dropped = len(finite) - int(finite.sum())
-    if dropped:
+    if not bool(finite.all()):
         for _, gradient in others:
             gradient.keep_only(finite)
     totals += [(name, g.part, g.weighted_sum(weights)) for name, g in others]
-    return totals, dropped
+    return BoundedGradients(totals, weights, finite)
 
 
 def _in_one_pass(
