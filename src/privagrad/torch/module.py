@@ -21,6 +21,7 @@ from privagrad.torch.guards.refusals import UnverifiedError
 from privagrad.torch.guards.structure import leaves_of, modules_of, tensors_of
 from privagrad.torch.guards.traced import node_of, untraced
 from privagrad.torch.guards.verification import ModuleGuard
+from privagrad.torch.per_example.inner_losses import note_losses, private_pass
 from privagrad.torch.per_example.layers import layer_of
 from privagrad.torch.per_example.layers._registry import Layer
 from privagrad.torch.per_example.layout import INPUTS, count_examples
@@ -93,7 +94,7 @@ class PrivateModule(nn.Module):
         for _ in range(2):
             outputs, current, recorder = self._recorded(inputs, count, layouts)
             if count:
-                current.layouts = layouts = guard.layouts(recorder, inputs, count, outputs)
+                current.layouts = layouts = guard.layouts(recorder, inputs, count, outputs, current)
             if not (current.guessed_wrong or guard.unsettled):
                 return outputs, current, recorder.drawn
         raise UnverifiedError(
@@ -107,8 +108,9 @@ class PrivateModule(nn.Module):
         tape, recorder = self._tape, Recorder(count or 1, public_tensors(self._module))
         if self.guard.draws_outside_torch:
             recorder.drawn.states = generator_states()
-        with inputs_kept(inputs), tape.passing(count, layouts, recorder) as current:
+        with inputs_kept(inputs), private_pass(tape, count, layouts, recorder) as current:
             outputs = self._module(*inputs[0], **inputs[1])
+            note_losses(tape, outputs)
         return outputs, current, recorder
 
     def _parts(self) -> tuple[list[int], list[int]]:

@@ -18,12 +18,13 @@ from privagrad.torch.guards.determinism import (
     random_state_kept,
     undisturbed,
 )
-from privagrad.torch.guards.observed import Layouts, ObservedRun
+from privagrad.torch.guards.observed import Layouts, ObservedRun, named_outputs
 from privagrad.torch.guards.random_functions import RandomDraws
 from privagrad.torch.guards.recorder import Recorder, public_tensors
 from privagrad.torch.guards.refusals import UnverifiedError
 from privagrad.torch.guards.structure import tensors_of
 from privagrad.torch.per_example.gradients import PerExampleGradient
+from privagrad.torch.per_example.inner_losses import note_losses, private_pass
 from privagrad.torch.per_example.layout import Layout, ObservedTensor
 from privagrad.torch.per_example.tape import Tape
 from privagrad.torch.scales import Scale, accurate, as_matrix
@@ -53,12 +54,14 @@ class ModuleRuns:
     def _undisturbed(self) -> AbstractContextManager[RunEffects]:
         return undisturbed(self.module, self.drawn, lambda: self.tape.layers_entered > 0)
 
-    def outputs(self, inputs: Any, count: int, layouts: Layouts, drawn: RandomDraws) -> Any:
+    def outputs(
+        self, inputs: Any, count: int, layouts: Layouts, drawn: RandomDraws
+    ) -> dict[object, Tensor]:
         """The outputs of the whole batch, without random numbers or with those of another pass."""
         with self.aside(), torch.no_grad():
             self.drawn = drawn
-            with self._undisturbed(), self.tape.passing(count, layouts):
-                return self.module(*inputs[0], **inputs[1])
+            with self._undisturbed(), private_pass(self.tape, count, layouts) as current:
+                return named_outputs(self.module(*inputs[0], **inputs[1]), current)
 
     def observe(self, inputs: Any, count: int) -> ObservedRun:
         """A pass without gradients; every tensor that goes into a layer or out of the module."""
@@ -66,23 +69,29 @@ class ModuleRuns:
         recorder = Recorder(count, public_tensors(self.module), quiet=False)
         with inputs_kept(inputs), self._undisturbed() as effects, torch.no_grad():
             self.tape.observed = observed
-            with self.tape.passing(count, recorder=recorder):
+            with private_pass(self.tape, count, recorder=recorder) as current:
                 outputs = self.module(*inputs[0], **inputs[1])
             self.tape.observed = None
-        for place, leaf in enumerate(tensors_of(outputs)):
-            key, name = ("output", place), "the module's output"
+        for key, leaf in named_outputs(outputs, current).items():
+            name = "the module's output"
             observed.append(ObservedTensor(key, name, leaf.detach(), leaf.dim(), shared=True))
         return ObservedRun(observed, recorder, effects)
 
-    def refuse_other_gradients(self, together: Any, single: list[Any], layouts: Layouts) -> None:
-        """Gradients and norms of the engine, for examples together, and of each alone."""
+    def refuse_other_gradients(
+        self, together: Any, single: list[Any], layouts: Layouts
+    ) -> tuple[float, ...]:
+        """Gradients and norms of the engine, for examples together, and of each alone.
+
+        Returns the numbers with which the outputs have the module's own losses.
+        """
         count = len(single)
         with self._undisturbed(), torch.enable_grad():
-            with self.tape.passing(count, layouts):
+            with private_pass(self.tape, count, layouts) as current:
                 outputs = self.module(*together[0], **together[1])
+                note_losses(self.tape, outputs)
             weights = _backward_from(self.tape, outputs, count, layouts)
         if not any(weights):
-            return
+            return current.factors
         _, gradients = self.tape.collect()
         squares = {name: _squares_of(own) for name, own in gradients.items()}
         self.tape.plain = True
@@ -102,6 +111,7 @@ class ModuleRuns:
                     "follow (a hook that computes weights, an operation outside of the layer, "
                     "rows that do not stay with their example)."
                 )
+        return current.factors
 
 
 @contextmanager

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from privagrad.torch.guards.determinism import RunEffects
-from privagrad.torch.guards.recorder import Recorder
+from privagrad.torch.guards.recorder import Recorder, RowMove
 from privagrad.torch.guards.refusals import UnverifiedError
 from privagrad.torch.guards.structure import tensors_of
 from privagrad.torch.per_example.layout import (
@@ -20,8 +23,21 @@ from privagrad.torch.per_example.layout import (
     mixed,
     same,
 )
+from privagrad.torch.per_example.tape import ForwardPass
 
 Layouts = dict[object, Layout | None]
+
+
+def named_outputs(outputs: Any, current: ForwardPass) -> dict[object, Tensor]:
+    """A module's outputs, and the losses of each example that it has computed itself."""
+    found: dict[object, Tensor] = {
+        ("output", place): leaf for place, leaf in enumerate(tensors_of(outputs))
+    }
+    return found | {("loss", place): own for place, own in enumerate(current.own_losses)}
+
+
+def is_output(key: object) -> bool:
+    return isinstance(key, tuple) and key[0] == "output"
 
 
 @dataclass
@@ -47,12 +63,49 @@ class ObservedRun:
 
 
 @dataclass(frozen=True)
+class MovingCalls:
+    """The calls of a pass that index a dimension which has the examples.
+
+    They are known by their places among as many calls as in `together`. Where the data decide
+    which calls are made, those are taken for moving that no example makes alone with these sizes.
+    """
+
+    places: frozenset[int] = frozenset()
+    together: int = 0
+    alone: Counter[Any] | None = None
+
+    @classmethod
+    def of(cls, together: ObservedRun, alone: list[ObservedRun]) -> MovingCalls:
+        several, single = together.recorder.moves, alone[0].recorder.moves
+        rest = Counter((call.name, call.sizes) for call in single)
+        for one in alone[1:]:
+            rest &= Counter((call.name, call.sizes) for call in one.recorder.moves)
+        if len(several) != len(single):
+            return cls(alone=rest, together=-1)
+        pairs = enumerate(zip(several, single, strict=True))
+        places = frozenset(place for place, (a, b) in pairs if a.sizes != b.sizes)
+        return cls(places, len(several), rest)
+
+    def among(self, calls: list[RowMove]) -> list[RowMove]:
+        if len(calls) == self.together:
+            return [calls[place] for place in self.places]
+        if self.alone is None:
+            return []
+        found = Counter((call.name, call.sizes) for call in calls)
+        return [c for c in calls if found[c.name, c.sizes] > self.alone[c.name, c.sizes]]
+
+
+@dataclass(frozen=True)
 class LearnedLayouts:
-    """Where a pass has its examples, and which of its calls may move them to other rows."""
+    """Where a pass has its examples, and which of its calls may move them to other rows.
+
+    `factors` are the numbers with which its outputs have the module's own losses.
+    """
 
     layouts: Layouts = field(default_factory=dict)
-    moving: frozenset[int] = frozenset()
+    moves: MovingCalls = field(default_factory=MovingCalls)
     alone: tuple[tuple[int, ObservedRun], ...] = ()
+    factors: tuple[float, ...] = ()
 
     @classmethod
     def of(
@@ -62,7 +115,7 @@ class LearnedLayouts:
         if len(examples) == 1:
             return cls()
         seen = tuple(zip(examples, alone, strict=True))
-        return cls(_match(together, alone), _moving_calls(together, alone), seen)
+        return cls(_match(together, alone), MovingCalls.of(together, alone), seen)
 
     @property
     def random(self) -> bool:
@@ -72,29 +125,34 @@ class LearnedLayouts:
     def outside_torch(self) -> bool:
         return any(one.effects.outside_torch for _, one in self.alone)
 
-    def refuse_other_outputs(self, outputs: Any, count: int) -> None:
+    def refuse_other_outputs(self, outputs: dict[object, Tensor], count: int) -> None:
         """Refuse a pass of the whole batch with other outputs for examples than those alone have.
 
         Both must have been made without random numbers, or with the same.
         """
         for example, one in self.alone:
             found = {o.key: o.tensor for o in one.observed}
-            for place, leaf in enumerate(tensors_of(outputs)):
-                layout = self.layouts.get(("output", place))
-                alone = found.get(("output", place))
+            for key, leaf in outputs.items():
+                layout, alone = self.layouts.get(key), found.get(key)
                 if layout is None or alone is None:
                     continue
                 own = layout.split(leaf.detach(), count)[example]
                 if not same(own.reshape(alone.shape), alone):
                     raise mixed("the module's output")
 
+    def has_other_factors(self, current: ForwardPass) -> bool:
+        """Whether a pass has its own losses with other numbers than examples alone have."""
+        return len(self.factors) != len(current.factors) or not all(
+            map(math.isclose, self.factors, current.factors)
+        )
+
     def refuse_moved_rows(self, recorder: Recorder) -> None:
         """Refuse a pass in which an index out of the data puts examples into other rows."""
-        for place in self.moving:
-            if place < len(recorder.moves) and not recorder.moves[place].in_place:
+        for call in self.moves.among(recorder.moves):
+            if not call.in_place:
                 raise UnverifiedError(
                     "Expected a module that keeps the examples in their rows, found that "
-                    f"{recorder.moves[place].name}() moves them by an index or a mask that depends "
+                    f"{call.name}() moves them by an index or a mask that depends "
                     "on the data: its gradients could not be told apart by example. Mask rows "
                     "instead of choosing them; for sequences set enforce_sorted=False."
                 )
@@ -127,15 +185,6 @@ def _match(together: ObservedRun, alone: list[ObservedRun]) -> Layouts:
             )
         layouts[several.key] = layout
     return layouts
-
-
-def _moving_calls(together: ObservedRun, alone: list[ObservedRun]) -> frozenset[int]:
-    """The calls that index a dimension which has the examples, by their place."""
-    several, single = together.recorder.moves, alone[0].recorder.moves
-    if len(several) != len(single):
-        return frozenset(range(len(several)))
-    pairs = enumerate(zip(several, single, strict=True))
-    return frozenset(place for place, (a, b) in pairs if a.sizes != b.sizes)
 
 
 def refuse_memory(runs: list[ObservedRun]) -> None:

@@ -12,7 +12,14 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_unflatten
 
 from privagrad.torch.guards.module_runs import ModuleRuns
-from privagrad.torch.guards.observed import Layouts, LearnedLayouts, ObservedRun, refuse_memory
+from privagrad.torch.guards.observed import (
+    Layouts,
+    LearnedLayouts,
+    ObservedRun,
+    is_output,
+    named_outputs,
+    refuse_memory,
+)
 from privagrad.torch.guards.padding import padded_examples, same_outputs_but_for_padding, unpadded
 from privagrad.torch.guards.random_functions import RandomDraws
 from privagrad.torch.guards.recorder import Recorder
@@ -23,11 +30,12 @@ from privagrad.torch.guards.traced import node_of, untraced
 from privagrad.torch.per_example.layout import (
     MixedExamplesError,
     input_leaves,
+    mixed,
     possible_axes,
     take,
     with_unusual,
 )
-from privagrad.torch.per_example.tape import Tape
+from privagrad.torch.per_example.tape import ForwardPass, Tape
 
 EXAMPLES = 3
 """How many examples of a batch are verified."""
@@ -71,7 +79,9 @@ class ModuleGuard:
                 return {}
         return self.latest.layouts if self.latest else {}
 
-    def layouts(self, recorder: Recorder, inputs: Any, count: int, outputs: Any) -> Layouts:
+    def layouts(
+        self, recorder: Recorder, inputs: Any, count: int, outputs: Any, current: ForwardPass
+    ) -> Layouts:
         """The layouts of a pass that has been made, verified where it is due.
 
         `unsettled` is then whether the pass must be made again, with Python's random numbers kept.
@@ -80,7 +90,8 @@ class ModuleGuard:
         drawn = recorder.drawn
         due = not (self.passes + 1) & self.passes or recorder.reads
         known = self.latest if prepared else self._known.get(recorder.signature)
-        if known is None or (due and not prepared) or (prepared and drawn.decisive):
+        unlike = self.verify and known is not None and known.has_other_factors(current)
+        if known is None or unlike or (due and not prepared) or (prepared and drawn.decisive):
             known = self._learn(inputs, count, drawn, thorough=known is None)
         self.unsettled = known.outside_torch and drawn.states is None
         if self.unsettled:
@@ -88,9 +99,12 @@ class ModuleGuard:
         if self.verify:
             known.refuse_moved_rows(recorder)
             if known.alone and (due or recorder.signature not in self._known):
+                named = named_outputs(outputs, current)
                 if known.random:
-                    outputs = self._runs.outputs(inputs, count, known.layouts, drawn)
-                known.refuse_other_outputs(outputs, count)
+                    named = self._runs.outputs(inputs, count, known.layouts, drawn)
+                known.refuse_other_outputs(named, count)
+            if known.alone and known.has_other_factors(current):
+                raise mixed("the loss that the module computes")
         # The tensors of examples alone are not needed any more.
         self._known[recorder.signature] = replace(known, alone=())
         self.passes += 1
@@ -107,16 +121,16 @@ class ModuleGuard:
         alone: dict[int, list[Tensor]] = {}
         if not examples:
             return alone
-        padded = tensors_of(self._runs.outputs(untraced(inputs), count, layouts, drawn))
+        padded = self._runs.outputs(untraced(inputs), count, layouts, drawn)
         given, structure = input_leaves(inputs)
         for example in examples:
             single = input_leaves(take(untraced(inputs), self._axes or (), [example]))[0]
             for own in unpadded(given, single, count, example):
                 with suppress(*BROKEN):
                     alone_inputs = tree_unflatten(own, structure)
-                    found = tensors_of(self._runs.outputs(alone_inputs, 1, layouts, drawn))
+                    found = self._runs.outputs(alone_inputs, 1, layouts, drawn)
                     if same_outputs_but_for_padding(padded, found, layouts, count, example):
-                        alone[example] = found
+                        alone[example] = [t for key, t in found.items() if is_output(key)]
                         break
             else:
                 raise padding_matters("the output")
@@ -166,7 +180,8 @@ class ModuleGuard:
             refuse_memory([several, *alone])
             if thorough:
                 self._refuse_rare_mixing(single[0], axes, alone[0], found.layouts)
-            self._runs.refuse_other_gradients(together, single, found.layouts)
+            factors = self._runs.refuse_other_gradients(together, single, found.layouts)
+            found = replace(found, factors=factors)
         return found
 
     def _refuse_rare_mixing(

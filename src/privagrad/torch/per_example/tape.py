@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import GradientEdge
 
 from privagrad.torch.per_example.gradients import PerExampleGradient, without_overlap
 from privagrad.torch.per_example.layout import Layout, ObservedTensor
@@ -27,7 +28,9 @@ class ForwardPass:
 
     Layouts may become known after the pass; what layers have used before is noted in `early`.
     `losses` are those that layers have made of each example's own terms, with their reduction.
-    They are weak: a loss refers to its layers, and these to the pass.
+    They are weak: a loss refers to its layers, and these to the pass. `inner` are losses that the
+    module computes itself, while it does; `own_losses` are the values of these for each example;
+    `factors` are the numbers with which the module's outputs have them.
     """
 
     count: int
@@ -35,6 +38,9 @@ class ForwardPass:
     open: bool = True
     early: dict[object, Layout | None] = field(default_factory=dict)
     losses: list[tuple[weakref.ref[Tensor], str]] = field(default_factory=list)
+    inner: list[GradientEdge] = field(default_factory=list)
+    own_losses: list[Tensor] = field(default_factory=list)
+    factors: tuple[float, ...] = ()
 
     @property
     def guessed_wrong(self) -> bool:
