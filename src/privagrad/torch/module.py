@@ -17,14 +17,21 @@ from privagrad.torch.guards.module_runs import inputs_kept
 from privagrad.torch.guards.observed import Layouts
 from privagrad.torch.guards.random_functions import RandomDraws
 from privagrad.torch.guards.recorder import Recorder, public_tensors
-from privagrad.torch.guards.refusals import UnverifiedError
-from privagrad.torch.guards.structure import leaves_of, modules_of, tensors_of
+from privagrad.torch.guards.refusals import BROKEN, UnverifiedError
+from privagrad.torch.guards.structure import (
+    leaves_of,
+    map_leaves,
+    map_tensors,
+    modules_of,
+    tensors_of,
+)
 from privagrad.torch.guards.traced import node_of, untraced
 from privagrad.torch.guards.verification import ModuleGuard
 from privagrad.torch.per_example.inner_losses import note_losses, private_pass
 from privagrad.torch.per_example.layers import layer_of
 from privagrad.torch.per_example.layers._registry import Layer
 from privagrad.torch.per_example.layout import INPUTS, count_examples
+from privagrad.torch.per_example.shared import SharedTensor, spread_for_layer
 from privagrad.torch.per_example.tape import ForwardPass, Tape
 
 
@@ -89,18 +96,31 @@ class PrivateModule(nn.Module):
     ) -> tuple[Any, ForwardPass, RandomDraws]:
         """A forward pass with the layouts that it has been seen to have."""
         guard = self.guard
+        if not count:
+            return *self._pass_of_none(inputs), RandomDraws()
         layouts = guard.prepare(inputs, count, of_batch)
-        # A second time where layers had to guess where the examples are, and guessed wrong.
-        for _ in range(2):
+        # Again where layers had to guess where the examples are, and guessed wrong.
+        for _ in range(3):
             outputs, current, recorder = self._recorded(inputs, count, layouts)
-            if count:
-                current.layouts = layouts = guard.layouts(recorder, inputs, count, outputs, current)
-            if not (current.guessed_wrong or guard.unsettled):
+            current.layouts = layouts = guard.layouts(recorder, inputs, count, outputs, current)
+            if not (current.guessed_wrong or current.unknown or guard.unsettled):
                 return outputs, current, recorder.drawn
         raise UnverifiedError(
             "Expected a module that does the same with the same batch, found that it does "
             "something else each time: it cannot be verified."
         )
+
+    def _pass_of_none(self, inputs: Any) -> tuple[Any, ForwardPass]:
+        """A pass of an empty batch.
+
+        Where the module cannot take one, an example of zeros stands in, whose gradient is dropped.
+        """
+        try:
+            return self._recorded(inputs, 0, {})[:2]
+        except BROKEN:
+            axis = 0 if self._tape.batch_first else 1
+            outputs, current, _ = self._recorded(_of_one(inputs, axis), 0, {})
+            return _of_none(outputs, axis), current
 
     def _recorded(
         self, inputs: Any, count: int, layouts: Layouts
@@ -168,6 +188,28 @@ def _refuse_objects(inputs: Any) -> None:
             )
 
 
+def _of_one(inputs: Any, axis: int) -> Any:
+    """Inputs of one example, all zeros, in place of those of none."""
+
+    def zeros(tensor: Tensor) -> Tensor:
+        at = min(axis, tensor.dim() - 1)
+        if at < 0 or tensor.shape[at]:
+            return tensor
+        return tensor.new_zeros([1 if dim == at else n for dim, n in enumerate(tensor.shape)])
+
+    return map_tensors(zeros, inputs)
+
+
+def _of_none(outputs: Any, axis: int) -> Any:
+    """The outputs of one example without it."""
+
+    def emptied(tensor: Tensor) -> Tensor:
+        at = min(axis, tensor.dim() - 1)
+        return tensor.narrow(at, 0, 0) if at >= 0 and tensor.shape[at] == 1 else tensor
+
+    return map_tensors(emptied, outputs)
+
+
 class PrivateForward:
     """The forward of one layer: private while the tape is open, its own otherwise."""
 
@@ -183,6 +225,8 @@ class PrivateForward:
                 f"{type(self.module).__name__} inside it: its gradients would not be private. "
                 "For evaluation use eval() or torch.no_grad()."
             )
+        if any(type(x) is SharedTensor for x in (*args, *kwargs.values())):
+            args, kwargs = map_leaves(spread_for_layer, [args, kwargs])
         tape.layers_entered += 1
         try:
             if not tape.open:

@@ -1,4 +1,4 @@
-"""Losses that a module returns: each example's is that of the example alone; all else is refused."""
+"""Losses that a module returns: of each example that of the example alone, or refused."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch.utils.data import TensorDataset
 
 from privagrad.torch.guards.refusals import UnverifiedError
 from tests.torch.reference import assert_same, engine_sum, looped
-from tests.torch.small import private
+from tests.torch.small import Run, private
 
 GENERATOR = torch.Generator().manual_seed(5)
 WORDS = torch.randint(1, 9, (8, 6), generator=GENERATOR)
@@ -144,13 +144,17 @@ def test_an_empty_batch_is_a_step_of_noise() -> None:
     assert all(bool(g.isfinite().all()) and float(g.std()) > 0 for g in run.gradients)
 
 
+def train(run: Run) -> None:
+    for (x,) in run.loader:
+        run.optimizer.zero_grad()
+        run.module(x)[0].backward()
+        run.optimizer.step()
+
+
 def refused(module: nn.Module, inputs: Tensor, match: str) -> None:
     run = private(module, TensorDataset(inputs), 4, noise_multiplier=1.0)
     with pytest.raises((UnverifiedError, ValueError), match=match):
-        for (x,) in run.loader:
-            run.optimizer.zero_grad()
-            run.module(x)[0].backward()
-            run.optimizer.step()
+        train(run)
     assert run.optimizer.releases == 0
 
 
@@ -231,8 +235,5 @@ def test_a_factor_that_changes_with_rare_data_is_refused() -> None:
     words[10] = 0
     run = private(Later(), TensorDataset(words), 4)
     with pytest.raises((UnverifiedError, ValueError), match="Expected"):
-        for (x,) in run.loader:
-            run.optimizer.zero_grad()
-            run.module(x)[0].backward()
-            run.optimizer.step()
+        train(run)
     assert run.optimizer.releases == 2

@@ -63,19 +63,22 @@ class ModuleRuns:
             with self._undisturbed(), private_pass(self.tape, count, layouts) as current:
                 return named_outputs(self.module(*inputs[0], **inputs[1]), current)
 
-    def observe(self, inputs: Any, count: int) -> ObservedRun:
-        """A pass without gradients; every tensor that goes into a layer or out of the module."""
+    def observe(self, inputs: Any, count: int, shared: Layouts | None = None) -> ObservedRun:
+        """A pass without gradients; every tensor that goes into a layer or out of the module.
+
+        `shared` is what is known of values that are the same for all examples.
+        """
         observed: list[ObservedTensor] = []
         recorder = Recorder(count, public_tensors(self.module), quiet=False)
         with inputs_kept(inputs), self._undisturbed() as effects, torch.no_grad():
             self.tape.observed = observed
-            with private_pass(self.tape, count, recorder=recorder) as current:
+            with private_pass(self.tape, count, shared, recorder) as current:
                 outputs = self.module(*inputs[0], **inputs[1])
             self.tape.observed = None
         for key, leaf in named_outputs(outputs, current).items():
             name = "the module's output"
             observed.append(ObservedTensor(key, name, leaf.detach(), leaf.dim(), shared=True))
-        return ObservedRun(observed, recorder, effects)
+        return ObservedRun(observed, recorder, effects, shared or {})
 
     def refuse_other_gradients(
         self, together: Any, single: list[Any], layouts: Layouts

@@ -81,6 +81,11 @@ class InnerLosses(TorchFunctionMode):
         if rows.dim() == 0:
             # A squeeze() has taken the dimension of the single example away.
             rows, factors = rows.reshape(1), factors.reshape(1)
+        if not tape.count:
+            # No example has a part in it, not even one that stands in for an empty batch.
+            tape.current.own_losses.append(rows.new_zeros(0))
+            loss = rows.sum() * 0.0
+            return self._noted(loss)
         arranged = tape.examples(_LOSS, rows, 0)
         own, shown = arranged(rows, 0).sum(1), rows.detach().sum()
         if tape.loss_reduction == "mean":
@@ -88,11 +93,12 @@ class InnerLosses(TorchFunctionMode):
             own = torch.where(counts > 0, own / torch.where(counts > 0, counts, 1), 0.0)
             shown = shown / factors.sum()
         tape.current.own_losses.append(own.detach())
-        loss = own.mean() if tape.loss_reduction == "mean" and tape.count else own.sum()
-        if tape.count:
-            loss = loss + (shown - loss).detach()
+        loss = own.mean() if tape.loss_reduction == "mean" else own.sum()
+        return self._noted(loss + (shown - loss).detach())
+
+    def _noted(self, loss: Tensor) -> Tensor:
         if loss.requires_grad:
-            tape.current.inner.append(get_gradient_edge(loss))
+            self.tape.current.inner.append(get_gradient_edge(loss))
         return loss
 
 
@@ -111,7 +117,7 @@ def private_pass(
     tape: Tape, count: int, layouts: dict[object, Layout | None] | None = None, recorder: Any = None
 ) -> Iterator[ForwardPass]:
     """A pass of the tape in which the module's own losses are those of its examples."""
-    with tape.passing(count, layouts, recorder) as current, InnerLosses(tape):
+    with InnerLosses(tape), tape.passing(count, layouts, recorder) as current:
         yield current
 
 

@@ -111,7 +111,8 @@ class RowOwners:
 class ObservedTensor:
     """A tensor on its way into a layer, or out of the module; it has `leading` dimensions in
     which the examples may be. `axis` is where they must be, for layers that cannot have them
-    elsewhere; `shared` tensors may be the same for all examples."""
+    elsewhere; `shared` tensors may be the same for all examples, and `constant` ones must then
+    have the same values whatever the examples are."""
 
     key: object
     name: str
@@ -119,6 +120,7 @@ class ObservedTensor:
     leading: int
     axis: int | None = None
     shared: bool = False
+    constant: bool = False
 
 
 class MixedExamplesError(ValueError):

@@ -30,7 +30,9 @@ class ForwardPass:
     `losses` are those that layers have made of each example's own terms, with their reduction.
     They are weak: a loss refers to its layers, and these to the pass. `inner` are losses that the
     module computes itself, while it does; `own_losses` are the values of these for each example;
-    `factors` are the numbers with which the module's outputs have them.
+    `factors` are the numbers with which the module's outputs have them. `constants` are tensors
+    that may be the same for all examples; `unknown` is whether such a one has met a tensor of which
+    it is not known where it has the examples.
     """
 
     count: int
@@ -41,6 +43,8 @@ class ForwardPass:
     inner: list[GradientEdge] = field(default_factory=list)
     own_losses: list[Tensor] = field(default_factory=list)
     factors: tuple[float, ...] = ()
+    constants: dict[object, Tensor] = field(default_factory=dict)
+    unknown: bool = False
 
     @property
     def guessed_wrong(self) -> bool:
@@ -136,26 +140,46 @@ class Tape:
         leading: int,
         axis: int | None = None,
         shared: bool = False,
+        constant: bool = False,
     ) -> Key:
         """A tensor that goes into a layer or comes out of it; the key of its layout."""
         self._calls[id(module)] += 1
         key = (id(module), self._calls[id(module)])
         if self.observed is not None:
             name = type(module).__name__
-            self.observed.append(ObservedTensor(key, name, tensor.detach(), leading, axis, shared))
+            seen = ObservedTensor(key, name, tensor.detach(), leading, axis, shared, constant)
+            self.observed.append(seen)
+        if constant:
+            self.current.constants[key] = tensor.detach()
         return key
 
+    def is_shared(self, module: nn.Module) -> bool:
+        """Whether the tensor last observed for a layer is known to be the same for all examples."""
+        key = (id(module), self._calls[id(module)])
+        shared = self.current.layouts.get(key, self) is None
+        # All that one example does is its own.
+        shared = shared and (self.count > 1 or self.observed is not None)
+        if shared:
+            self.current.early[key] = None
+        return shared
+
     def examples(
-        self, module: nn.Module, tensor: Tensor, trailing: int = 1, own: Layout | None = None
+        self,
+        module: nn.Module,
+        tensor: Tensor,
+        trailing: int = 1,
+        own: Layout | None = None,
+        constant: bool = False,
     ) -> Arrange:
         """Where the examples are in `tensor`, and in all tensors that share its leading shape.
 
         Returns a function of a tensor and its number of trailing dimensions, which gives it the
         shape (examples, rows of an example, trailing dimensions). `own` is for layers that know
-        where their examples are, and cannot have them elsewhere.
+        where their examples are, and cannot have them elsewhere. With `constant` the tensor may be
+        the same for all examples: see `is_shared`.
         """
-        leading = tensor.dim() - trailing
-        key = self.observe(module, tensor, leading, None if own is None else own.axis)
+        leading, axis = tensor.dim() - trailing, None if own is None else own.axis
+        key = self.observe(module, tensor, leading, axis, constant, constant)
         current, shape, learning = self.current, tuple(tensor.shape), self.observed is not None
         fallback = own or Layout(0 if self.batch_first or leading < 2 else 1)
         name = type(module).__name__

@@ -9,20 +9,28 @@ from torch import Tensor, nn
 from privagrad.torch.per_example.gradients import Gradients
 from privagrad.torch.per_example.layers._registry import layer
 from privagrad.torch.per_example.row_lookups import RowLookupGradient
+from privagrad.torch.per_example.shared import SharedTensor
 from privagrad.torch.per_example.tape import Tape
 from privagrad.torch.scales import accurate
 
 
 @layer(nn.Embedding)
 def embedding(tape: Tape, module: nn.Embedding, index: Tensor) -> Tensor:
-    y = F.embedding(index, module.weight.detach(), module.padding_idx)
-    examples, saved = tape.examples(module, index, 0), tape.save(index)
+    weight, padding = module.weight, module.padding_idx
+    y = F.embedding(index, weight.detach(), padding)
+    examples, saved = tape.examples(module, index, 0, constant=True), tape.save(index)
 
     def per_example(gradient: Tensor) -> Gradients:
+        yield RowLookupGradient(weight, examples(saved(), 0), examples(gradient, 1), padding)
+
+    def per_example_of_shared(gradient: Tensor) -> Gradients:
+        rows = saved().reshape(1, -1).expand(len(gradient), -1)
         yield RowLookupGradient(
-            module.weight, examples(saved(), 0), examples(gradient, 1), module.padding_idx
+            weight, rows, gradient.reshape(len(rows), -1, weight.shape[1]), padding
         )
 
+    if tape.is_shared(module):
+        return SharedTensor.of(tape, module, y, per_example_of_shared)
     return tape.tap(y, per_example)
 
 
