@@ -190,6 +190,16 @@ def test_in_parts(name: str) -> None:
     assert_same(engine_sum(model, columns, radius, max_physical_batch_size=4), expected)
 
 
+@pytest.mark.parametrize("name", ["gpt2 padded", "llama padded"])
+def test_activation_checkpoints(name: str) -> None:
+    model: Any
+    model, columns = model_of(name)
+    radius, expected = looped(model, columns)
+    model.config.use_cache = False
+    model.activation_checkpointing_enable({"use_reentrant": False})
+    assert_same(engine_sum(model, columns, radius), expected)
+
+
 def test_a_loss_of_the_logits_is_the_same() -> None:
     model, columns = model_of("gpt2 padded")
     radius, expected = looped(model, columns)

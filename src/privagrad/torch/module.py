@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import sys
 from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
@@ -30,6 +31,7 @@ from privagrad.torch.guards.verification import ModuleGuard
 from privagrad.torch.per_example.inner_losses import note_losses, private_pass
 from privagrad.torch.per_example.layers import layer_of
 from privagrad.torch.per_example.layers._registry import Layer
+from privagrad.torch.per_example.layers.anything import anything
 from privagrad.torch.per_example.layout import INPUTS, count_examples
 from privagrad.torch.per_example.shared import SharedTensor, spread_for_layer
 from privagrad.torch.per_example.tape import ForwardPass, Tape
@@ -220,6 +222,8 @@ class PrivateForward:
         tape = self.tape
         trained = tape.parameters and self.module.training and torch.is_grad_enabled()
         if trained and not (tape.open or tape.plain):
+            if torch._C._current_graph_task_id() != -1 and tape.current.count:
+                return self._again(*args, **kwargs)
             raise RuntimeError(
                 f"Expected a call of the module that make_private returned, found a call of a "
                 f"{type(self.module).__name__} inside it: its gradients would not be private. "
@@ -227,6 +231,7 @@ class PrivateForward:
             )
         if any(type(x) is SharedTensor for x in (*args, *kwargs.values())):
             args, kwargs = map_leaves(spread_for_layer, [args, kwargs])
+        tape.note_call(self.module)
         tape.layers_entered += 1
         try:
             if not tape.open:
@@ -237,6 +242,30 @@ class PrivateForward:
                 return self.layer(tape, self.module, *args, **kwargs)
         finally:
             tape.layers_entered -= 1
+
+    def _again(self, *args: Any, **kwargs: Any) -> Any:
+        """The layer within a backward pass: a checkpoint computes its activations again."""
+        _refuse_reentrant_checkpoints()
+        tape = self.tape
+        with tape.calling_again(self.module, self.layer is anything):
+            tape.layers_entered += 1
+            try:
+                return self.layer(tape, self.module, *args, **kwargs)
+            finally:
+                tape.layers_entered -= 1
+
+
+def _refuse_reentrant_checkpoints() -> None:
+    frame = sys._getframe(2)
+    while frame is not None:
+        if frame.f_code.co_qualname == "CheckpointFunction.backward":
+            raise RuntimeError(
+                "Expected torch.utils.checkpoint.checkpoint(..., use_reentrant=False), found "
+                "use_reentrant=True: it makes a backward pass of its own for each checkpoint, and "
+                "the gradient of an example must come in one. Models of transformers: "
+                "activation_checkpointing_enable({'use_reentrant': False})."
+            )
+        frame = frame.f_back
 
 
 def _owners(module: nn.Module, tape: Tape) -> Iterator[nn.Module]:

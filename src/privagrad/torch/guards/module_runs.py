@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import _engine_run_backward
 
 from privagrad.torch.guards.determinism import (
     RunEffects,
@@ -106,7 +107,8 @@ class ModuleRuns:
                     for leaf, weight in zip(tensors_of(outputs), weights, strict=True)
                     if weight is not None and leaf.requires_grad
                 )
-            expected = _gradients_alone(value, self.tape.parameters)
+                # Within: checkpoints compute activations again.
+                expected = _gradients_alone(value, self.tape.parameters)
             for name, found in _differences(gradients, squares, expected, position):
                 raise UnverifiedError(
                     "Expected the gradient of each example to be that of the example alone, found "
@@ -148,11 +150,24 @@ def _backward_from(tape: Tape, outputs: Any, count: int, layouts: Layouts) -> li
     grads = {p: p.grad for p in tape.parameters.values()}
     try:
         if roots:
-            torch.autograd.backward(roots, drawn)
+            _run_backward(roots, drawn, (), accumulates=True)
     finally:
         for p, grad in grads.items():
             p.grad = grad
     return weights
+
+
+def _run_backward(
+    roots: list[Tensor], gradients: list[Tensor], inputs: Sequence[Tensor], accumulates: bool
+) -> Any:
+    """A backward pass within which function modes see what checkpoints compute again.
+
+    `torch.autograd.backward` is itself a function of the modes, and leaves them for its time.
+    """
+    return _engine_run_backward(
+        tuple(roots), tuple(gradients), False, False, tuple(inputs), allow_unreachable=True,
+        accumulate_grad=accumulates,
+    )  # fmt: skip
 
 
 def _uneven(gradient: Tensor, layout: Layout | None, count: int) -> Tensor:
@@ -182,8 +197,9 @@ def _gradients_alone(value: Any, parameters: dict[str, nn.Parameter]) -> dict[st
     tensors = list(parameters.values())
     if not isinstance(value, Tensor):
         return {name: torch.zeros_like(p) for name, p in parameters.items()}
-    found = torch.autograd.grad(value, tensors, allow_unused=True, materialize_grads=True)
-    dense = (g.to_dense() if g.is_sparse else g for g in found)
+    found = _run_backward([value], [torch.ones_like(value)], tensors, accumulates=False)
+    filled = (torch.zeros_like(p) if g is None else g for g, p in zip(found, tensors, strict=True))
+    dense = (g.to_dense() if g.is_sparse else g for g in filled)
     return {name: g.detach() for name, g in zip(parameters, dense, strict=True)}
 
 

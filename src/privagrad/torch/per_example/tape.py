@@ -32,7 +32,8 @@ class ForwardPass:
     module computes itself, while it does; `own_losses` are the values of these for each example;
     `factors` are the numbers with which the module's outputs have them. `constants` are tensors
     that may be the same for all examples; `unknown` is whether such a one has met a tensor of which
-    it is not known where it has the examples.
+    it is not known where it has the examples. `calls` are how many tensors a layer has observed
+    before each of its calls, by its identity.
     """
 
     count: int
@@ -45,6 +46,7 @@ class ForwardPass:
     factors: tuple[float, ...] = ()
     constants: dict[object, Tensor] = field(default_factory=dict)
     unknown: bool = False
+    calls: dict[int, list[int]] = field(default_factory=dict)
 
     @property
     def guessed_wrong(self) -> bool:
@@ -123,6 +125,31 @@ class Tape:
             yield
         finally:
             self.__dict__.update(kept)
+
+    def note_call(self, module: nn.Module) -> None:
+        """A layer is called within the pass: what it has observed before."""
+        if self.open:
+            self.current.calls.setdefault(id(module), []).append(self._calls[id(module)])
+
+    @contextmanager
+    def calling_again(self, module: nn.Module, knows_layouts: bool) -> Iterator[None]:
+        """A call that is made again in the backward pass, and leaves nothing behind.
+
+        With `knows_layouts` its results depend on where the examples are.
+        """
+        calls = self.current.calls.get(id(module), [])
+        if knows_layouts and len(calls) != 1:
+            raise RuntimeError(
+                f"Expected a {type(module).__name__} inside of a checkpoint to be called once in a "
+                f"pass, found {len(calls)} calls: where its examples are is not known when it is "
+                "computed again. Leave it out of the checkpoint."
+            )
+        self._calls[id(module)] = calls[0] if calls else 0
+        self.open = True
+        try:
+            yield
+        finally:
+            self.open = False
 
     def save(self, tensor: Tensor) -> SavedInput:
         """A layer's input, from which gradients are formed until `step()`."""
