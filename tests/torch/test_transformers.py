@@ -215,6 +215,64 @@ def test_a_loss_of_the_logits_is_the_same() -> None:
     assert_same(engine_sum(model, columns, radius, loss), expected)
 
 
+class Texts(Dataset[Tensor]):
+    """Words of different lengths."""
+
+    def __len__(self) -> int:
+        return ROWS
+
+    def __getitem__(self, row: int) -> Tensor:
+        return WORDS[row, : int(LENGTHS[row])]
+
+
+def padded(rows: list[Tensor], left: bool) -> Rows:
+    longest = max(map(len, rows))
+    pads = [(longest - len(row), 0) if left else (0, longest - len(row)) for row in rows]
+    words = [nn.functional.pad(r, p, value=-1) for r, p in zip(rows, pads, strict=True)]
+    mask = torch.stack(words) >= 0
+    ids, labels = torch.stack(words).clamp_min(0), torch.stack(words).masked_fill(~mask, -100)
+    return {"input_ids": ids, "attention_mask": mask.long(), "labels": labels}
+
+
+def collated_sum(model: nn.Module, radius: float, left: bool) -> list[Tensor]:
+    model = copy.deepcopy(model)
+    private, optimizer, loader = PrivacyEngine().make_private(
+        module=model,
+        optimizer=torch.optim.SGD(model.parameters(), lr=0.0),
+        data_loader=DataLoader(
+            Texts(), batch_size=ROWS, collate_fn=lambda rows: padded(rows, left)
+        ),
+        noise_multiplier=0.0,
+        max_grad_norm=radius,
+        poisson_sampling=False,
+    )
+    for batch in loader:
+        optimizer.zero_grad()
+        own_loss(private, batch).backward()
+        optimizer.step()
+    return [gradient_of(p) for p in model.parameters()]
+
+
+def test_padding_to_the_longest() -> None:
+    model, columns = model_of("llama padded")
+    radius, expected = looped(model, columns)
+    assert_same(collated_sum(model, radius, left=False), expected)
+
+
+def test_left_padding_to_the_longest_is_refused() -> None:
+    model, _ = model_of("gpt2 padded")
+    with pytest.raises(ValueError, match="pad them on the right"):
+        collated_sum(model, 1.0, left=True)
+
+
+@pytest.mark.parametrize("name", ["gpt2 padded", "llama padded"])
+def test_left_padding_to_one_length(name: str) -> None:
+    model, columns = model_of(name)
+    columns = padded([row[:n] for row, n in zip(WORDS, LENGTHS.tolist(), strict=True)], left=True)
+    radius, expected = looped(model, columns)
+    assert_same(engine_sum(model, columns, radius), expected)
+
+
 def test_a_count_of_the_batch_is_refused() -> None:
     model, columns = model_of("gpt2 padded")
 

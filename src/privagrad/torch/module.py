@@ -6,6 +6,7 @@ import itertools
 import sys
 from collections.abc import Iterator, Sequence
 from functools import partial
+from types import FrameType
 from typing import Any
 
 import torch
@@ -172,12 +173,16 @@ def _refuse_autocast(inputs: Any) -> None:
     with torch._C.DisableTorchFunctionSubclass():
         devices = {tensor.device.type for tensor in tensors_of(inputs)}
     for device in devices:
-        if torch.is_autocast_enabled(device):
+        if torch.is_autocast_enabled(device) and _in_float16(device):
             raise RuntimeError(
-                f"Expected a forward pass without autocast, found autocast for {device}: norms of "
-                "gradients in mixed precision are not supported. Leave the module out of the "
-                "autocast block, or convert the whole module (module.bfloat16())."
+                f"Expected a forward pass without autocast or in bfloat16, found autocast to "
+                f"float16 for {device}: gradients would need a scaled loss, whose scale the norms "
+                "would have. Use torch.autocast(..., dtype=torch.bfloat16)."
             )
+
+
+def _in_float16(device: str) -> bool:
+    return torch.get_autocast_dtype(device) is not torch.bfloat16
 
 
 def _refuse_objects(inputs: Any) -> None:
@@ -256,7 +261,7 @@ class PrivateForward:
 
 
 def _refuse_reentrant_checkpoints() -> None:
-    frame = sys._getframe(2)
+    frame: FrameType | None = sys._getframe(2)
     while frame is not None:
         if frame.f_code.co_qualname == "CheckpointFunction.backward":
             raise RuntimeError(

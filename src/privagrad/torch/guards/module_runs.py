@@ -26,7 +26,7 @@ from privagrad.torch.guards.refusals import UnverifiedError
 from privagrad.torch.guards.structure import tensors_of
 from privagrad.torch.per_example.gradients import PerExampleGradient
 from privagrad.torch.per_example.inner_losses import note_losses, private_pass
-from privagrad.torch.per_example.layout import Layout, ObservedTensor
+from privagrad.torch.per_example.layout import Layout, ObservedTensor, autocast_precision
 from privagrad.torch.per_example.tape import Tape
 from privagrad.torch.scales import Scale, accurate, as_matrix
 
@@ -175,7 +175,8 @@ def _uneven(gradient: Tensor, layout: Layout | None, count: int) -> Tensor:
     if layout is None or count < 2 or not gradient.numel():
         return gradient
     parts = layout.split(gradient, count).clone()
-    spread = 1.0 if gradient.dtype in (torch.float16, torch.bfloat16) else 3.0
+    half = gradient.dtype in (torch.float16, torch.bfloat16)
+    spread = 1.0 if half or autocast_precision(gradient.device.type) else 3.0
     sizes = 10.0 ** (spread * torch.linspace(-1, 1, count).roll(random.Random().randrange(count)))
     parts *= sizes.to(parts).reshape(-1, *[1] * (parts.dim() - 1))
     return layout.join(parts).contiguous()
@@ -225,7 +226,8 @@ def _differences(
         return []
     wrong = []
     for name, g in expected.items():
-        rough = _COARSE if g.dtype in (torch.float16, torch.bfloat16) else 1.0
+        half = g.dtype in (torch.float16, torch.bfloat16) or autocast_precision(g.device.type)
+        rough = _COARSE if half else 1.0
         tolerance = rough * (_RELATIVE * sizes[name] + _OF_ALL * whole)
         difference, norm = as_matrix(accurate(g)).double(), 0.0
         for own in gradients.get(name, []):
