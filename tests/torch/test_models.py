@@ -154,6 +154,74 @@ class Sometimes(nn.Module):
         return self.one(x)
 
 
+class OwnAndOthers(nn.Module):
+    """Parameters of its own beside modules that have some: a class token, places, a gain."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.token, self.places = (
+            nn.Parameter(torch.randn(1, 1, 4)),
+            nn.Parameter(torch.randn(5, 4)),
+        )
+        self.gain, self.out = nn.Parameter(torch.ones(())), nn.Linear(4, 2)
+        self.layer = nn.TransformerEncoderLayer(4, 2, 8, 0.0, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = torch.cat([self.token.expand(len(x), -1, -1), x + self.places], 1)
+        return self.out(self.layer(h)[:, 0]) * self.gain
+
+
+class LearnedStart(nn.Module):
+    """An LSTM that starts from parameters of the module around it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.h, self.c = nn.Parameter(torch.randn(1, 1, 3)), nn.Parameter(torch.randn(1, 1, 3))
+        self.lstm, self.out = nn.LSTM(4, 3, batch_first=True), nn.Linear(3, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        before = tuple(s.expand(-1, len(x), -1).contiguous() for s in (self.h, self.c))
+        return self.out(self.lstm(x, before)[0][:, -1])
+
+
+class TimesFirst(nn.Module):
+    """Times before examples within, and a parameter of its own at the end."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gru, self.mix, self.out = nn.GRU(4, 3), nn.Linear(4, 4), Scaled(3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(self.gru(self.mix(x.transpose(0, 1)))[0])[-1]
+
+
+class Scaled(nn.Module):
+    """Numbers, each times a parameter."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.linspace(0.5, 1.5, size))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.scale
+
+
+class Causal(nn.Module):
+    """Attention that sees what is before, and no padding."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__()
+        self.heads, self.out = nn.MultiheadAttention(4, 2, **options), nn.Linear(4, 2)
+        self.batch_first = self.heads.batch_first
+
+    def forward(self, x: Tensor) -> Tensor:
+        padded, size = x.abs().sum(2) == 0, x.shape[1]
+        before = torch.ones(size, size, dtype=torch.bool).triu(1)
+        h = x if self.batch_first else x.transpose(0, 1)
+        y = self.heads(h, h, h, key_padding_mask=padded, attn_mask=before)[0]
+        return self.out(y).mean(1 if self.batch_first else 0)
+
+
 def build() -> dict[str, tuple[nn.Module, Tensor]]:
     torch.manual_seed(0)
     words = torch.randint(1, 11, (7, 5))
@@ -166,7 +234,14 @@ def build() -> dict[str, tuple[nn.Module, Tensor]]:
     body, head = nn.Sequential(nn.Linear(8, 6), nn.LayerNorm(6), nn.Tanh()), nn.Linear(6, 3)
     body[0].weight.requires_grad_(False)
     body[1].bias.requires_grad_(False)
+    sequences = torch.randn(7, 5, 4)
+    sequences[1::2, 3:] = 0
     return {
+        "own-parameters-and-others": (OwnAndOthers(), sequences),
+        "learned-start": (LearnedStart(), sequences),
+        "times-first": (TimesFirst(), sequences),
+        "causal": (Causal(batch_first=True), sequences),
+        "causal-times-first": (Causal(bias=False, add_zero_attn=True), sequences),
         "cnn": (cnn, image),
         "words": (Words(), words),
         "tied": (Tied(), words),

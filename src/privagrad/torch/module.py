@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import itertools
+import sys
 from collections.abc import Iterator, Sequence
 from functools import partial
+from types import FrameType
 from typing import Any, Self
 
 import torch
@@ -17,14 +19,23 @@ from privagrad.torch.guards.module_runs import inputs_kept
 from privagrad.torch.guards.observed import Layouts
 from privagrad.torch.guards.random_functions import RandomDraws
 from privagrad.torch.guards.recorder import Recorder, public_tensors
-from privagrad.torch.guards.refusals import UnverifiedError
-from privagrad.torch.guards.structure import leaves_of, modules_of, tensors_of
+from privagrad.torch.guards.refusals import BROKEN, UnverifiedError
+from privagrad.torch.guards.structure import (
+    leaves_of,
+    map_leaves,
+    map_tensors,
+    modules_of,
+    tensors_of,
+)
 from privagrad.torch.guards.traced import node_of, untraced
 from privagrad.torch.guards.verification import ModuleGuard
 from privagrad.torch.opacus_names import hint_for_module
+from privagrad.torch.per_example.inner_losses import note_losses, private_pass
 from privagrad.torch.per_example.layers import layer_of
 from privagrad.torch.per_example.layers._registry import Layer
+from privagrad.torch.per_example.layers.anything import anything
 from privagrad.torch.per_example.layout import INPUTS, count_examples
+from privagrad.torch.per_example.shared import SharedTensor, spread_for_layer
 from privagrad.torch.per_example.tape import ForwardPass, Tape
 from privagrad.torch.validator import is_frozen_norm
 
@@ -93,18 +104,31 @@ class PrivateModule(nn.Module):
     ) -> tuple[Any, ForwardPass, RandomDraws]:
         """A forward pass with the layouts that it has been seen to have."""
         guard = self.guard
+        if not count:
+            return *self._pass_of_none(inputs), RandomDraws()
         layouts = guard.prepare(inputs, count, of_batch)
-        # A second time where layers had to guess where the examples are, and guessed wrong.
-        for _ in range(2):
+        # Again where layers had to guess where the examples are, and guessed wrong.
+        for _ in range(3):
             outputs, current, recorder = self._recorded(inputs, count, layouts)
-            if count:
-                current.layouts = layouts = guard.layouts(recorder, inputs, count, outputs)
-            if not (current.guessed_wrong or guard.unsettled):
+            current.layouts = layouts = guard.layouts(recorder, inputs, count, outputs, current)
+            if not (current.guessed_wrong or current.unknown or guard.unsettled):
                 return outputs, current, recorder.drawn
         raise UnverifiedError(
             "Expected a module that does the same with the same batch, found that it does "
             "something else each time: it cannot be verified."
         )
+
+    def _pass_of_none(self, inputs: Any) -> tuple[Any, ForwardPass]:
+        """A pass of an empty batch.
+
+        Where the module cannot take one, an example of zeros stands in, whose gradient is dropped.
+        """
+        try:
+            return self._recorded(inputs, 0, {})[:2]
+        except BROKEN:
+            axis = 0 if self._tape.batch_first else 1
+            outputs, current, _ = self._recorded(_of_one(inputs, axis), 0, {})
+            return _of_none(outputs, axis), current
 
     def _recorded(
         self, inputs: Any, count: int, layouts: Layouts
@@ -112,8 +136,9 @@ class PrivateModule(nn.Module):
         tape, recorder = self._tape, Recorder(count or 1, public_tensors(self._module))
         if self.guard.draws_outside_torch:
             recorder.drawn.states = generator_states()
-        with inputs_kept(inputs), tape.passing(count, layouts, recorder) as current:
+        with inputs_kept(inputs), private_pass(tape, count, layouts, recorder) as current:
             outputs = self._module(*inputs[0], **inputs[1])
+            note_losses(tape, outputs)
         return outputs, current, recorder
 
     def _parts(self) -> tuple[list[int], list[int]]:
@@ -180,12 +205,16 @@ def _refuse_autocast(inputs: Any) -> None:
     with torch._C.DisableTorchFunctionSubclass():
         devices = {tensor.device.type for tensor in tensors_of(inputs)}
     for device in devices:
-        if torch.is_autocast_enabled(device):
+        if torch.is_autocast_enabled(device) and _in_float16(device):
             raise RuntimeError(
-                f"Expected a forward pass without autocast, found autocast for {device}: norms of "
-                "gradients in mixed precision are not supported. Leave the module out of the "
-                "autocast block, or convert the whole module (module.bfloat16())."
+                f"Expected a forward pass without autocast or in bfloat16, found autocast to "
+                f"float16 for {device}: gradients would need a scaled loss, whose scale the norms "
+                "would have. Use torch.autocast(..., dtype=torch.bfloat16)."
             )
+
+
+def _in_float16(device: str) -> bool:
+    return torch.get_autocast_dtype(device) is not torch.bfloat16
 
 
 def _refuse_objects(inputs: Any) -> None:
@@ -198,6 +227,28 @@ def _refuse_objects(inputs: Any) -> None:
             )
 
 
+def _of_one(inputs: Any, axis: int) -> Any:
+    """Inputs of one example, all zeros, in place of those of none."""
+
+    def zeros(tensor: Tensor) -> Tensor:
+        at = min(axis, tensor.dim() - 1)
+        if at < 0 or tensor.shape[at]:
+            return tensor
+        return tensor.new_zeros([1 if dim == at else n for dim, n in enumerate(tensor.shape)])
+
+    return map_tensors(zeros, inputs)
+
+
+def _of_none(outputs: Any, axis: int) -> Any:
+    """The outputs of one example without it."""
+
+    def emptied(tensor: Tensor) -> Tensor:
+        at = min(axis, tensor.dim() - 1)
+        return tensor.narrow(at, 0, 0) if at >= 0 and tensor.shape[at] == 1 else tensor
+
+    return map_tensors(emptied, outputs)
+
+
 class PrivateForward:
     """The forward of one layer: private while the tape is open, its own otherwise."""
 
@@ -208,11 +259,16 @@ class PrivateForward:
         tape = self.tape
         trained = tape.parameters and self.module.training and torch.is_grad_enabled()
         if trained and not (tape.open or tape.plain):
+            if torch._C._current_graph_task_id() != -1 and tape.current.count:
+                return self._again(*args, **kwargs)
             raise RuntimeError(
                 f"Expected a call of the module that make_private returned, found a call of a "
                 f"{type(self.module).__name__} inside it: its gradients would not be private. "
                 "For evaluation use eval() or torch.no_grad()."
             )
+        if any(type(x) is SharedTensor for x in (*args, *kwargs.values())):
+            args, kwargs = map_leaves(spread_for_layer, [args, kwargs])
+        tape.note_call(self.module)
         tape.layers_entered += 1
         try:
             if not tape.open:
@@ -223,6 +279,30 @@ class PrivateForward:
                 return self.layer(tape, self.module, *args, **kwargs)
         finally:
             tape.layers_entered -= 1
+
+    def _again(self, *args: Any, **kwargs: Any) -> Any:
+        """The layer within a backward pass: a checkpoint computes its activations again."""
+        _refuse_reentrant_checkpoints()
+        tape = self.tape
+        with tape.calling_again(self.module, self.layer is anything):
+            tape.layers_entered += 1
+            try:
+                return self.layer(tape, self.module, *args, **kwargs)
+            finally:
+                tape.layers_entered -= 1
+
+
+def _refuse_reentrant_checkpoints() -> None:
+    frame: FrameType | None = sys._getframe(2)
+    while frame is not None:
+        if frame.f_code.co_qualname == "CheckpointFunction.backward":
+            raise RuntimeError(
+                "Expected torch.utils.checkpoint.checkpoint(..., use_reentrant=False), found "
+                "use_reentrant=True: it makes a backward pass of its own for each checkpoint, and "
+                "the gradient of an example must come in one. Models of transformers: "
+                "activation_checkpointing_enable({'use_reentrant': False})."
+            )
+        frame = frame.f_back
 
 
 def _owners(module: nn.Module, tape: Tape) -> Iterator[nn.Module]:

@@ -327,7 +327,7 @@ class TestUnseenLosses:
                 out = self.layer(x)
                 return {"loss": out.logsumexp(0).sum(), "logits": out}
 
-        refused(Whole(), lambda out, y: out["loss"], X, Y, "returns its own loss")
+        refused(Whole(), lambda out, y: out["loss"], X, Y, "return its own loss")
         agrees(Whole(), lambda out, y: F.cross_entropy(out["logits"], y), X, Y)
 
 

@@ -114,8 +114,9 @@ def _is_random(number: int, alone: dict[float, list[Tensor]]) -> bool:
 def _mixing() -> ValueError:
     return ValueError(
         "Expected a collate_fn that keeps each row by itself, found one that makes something else "
-        "of a row when others are beside it (mixup, counts over the batch). Change rows one by "
-        "one, in the data set."
+        "of a row when others are beside it (mixup, counts over the batch, padding on the left). "
+        "Change rows one by one, in the data set, and pad them on the right, or there to one "
+        "public length."
     )
 
 

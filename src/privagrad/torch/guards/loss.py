@@ -259,9 +259,11 @@ def _refuse_unknown_leaf(step: TraceNode) -> None:
     if isinstance(step, Output) and step.layout is None:
         raise UnverifiedError(
             "Expected outputs of the module that have the examples in one dimension, found "
-            f"one of shape {tuple(step.values.shape)} in the loss: whether a module that "
-            "returns its own loss keeps examples apart cannot be seen. Return the outputs "
-            f"and compute the loss from them. {ADVICE}"
+            f"one of shape {tuple(step.values.shape)} in the loss. A module may return its own "
+            "loss if it is a sum of PyTorch's cross_entropy, nll_loss, mse_loss, l1_loss, "
+            "smooth_l1_loss, huber_loss or binary_cross_entropy with the reduction of "
+            "loss_reduction, each times a number. Otherwise whether it keeps examples apart cannot "
+            f"be seen: return the outputs, and compute the loss from them. {ADVICE}"
         )
     if isinstance(step, BatchTensor) and step.layout is None:
         raise UnverifiedError(

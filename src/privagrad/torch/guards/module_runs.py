@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import _engine_run_backward
 
 from privagrad.torch.guards.determinism import (
     RunEffects,
@@ -18,13 +19,14 @@ from privagrad.torch.guards.determinism import (
     random_state_kept,
     undisturbed,
 )
-from privagrad.torch.guards.observed import Layouts, ObservedRun
+from privagrad.torch.guards.observed import Layouts, ObservedRun, named_outputs
 from privagrad.torch.guards.random_functions import RandomDraws
 from privagrad.torch.guards.recorder import Recorder, public_tensors
 from privagrad.torch.guards.refusals import UnverifiedError
 from privagrad.torch.guards.structure import tensors_of
 from privagrad.torch.per_example.gradients import PerExampleGradient
-from privagrad.torch.per_example.layout import Layout, ObservedTensor
+from privagrad.torch.per_example.inner_losses import note_losses, private_pass
+from privagrad.torch.per_example.layout import Layout, ObservedTensor, autocast_precision
 from privagrad.torch.per_example.tape import Tape
 from privagrad.torch.scales import Scale, accurate, as_matrix
 
@@ -53,36 +55,47 @@ class ModuleRuns:
     def _undisturbed(self) -> AbstractContextManager[RunEffects]:
         return undisturbed(self.module, self.drawn, lambda: self.tape.layers_entered > 0)
 
-    def outputs(self, inputs: Any, count: int, layouts: Layouts, drawn: RandomDraws) -> Any:
+    def outputs(
+        self, inputs: Any, count: int, layouts: Layouts, drawn: RandomDraws
+    ) -> dict[object, Tensor]:
         """The outputs of the whole batch, without random numbers or with those of another pass."""
         with self.aside(), torch.no_grad():
             self.drawn = drawn
-            with self._undisturbed(), self.tape.passing(count, layouts):
-                return self.module(*inputs[0], **inputs[1])
+            with self._undisturbed(), private_pass(self.tape, count, layouts) as current:
+                return named_outputs(self.module(*inputs[0], **inputs[1]), current)
 
-    def observe(self, inputs: Any, count: int) -> ObservedRun:
-        """A pass without gradients; every tensor that goes into a layer or out of the module."""
+    def observe(self, inputs: Any, count: int, shared: Layouts | None = None) -> ObservedRun:
+        """A pass without gradients; every tensor that goes into a layer or out of the module.
+
+        `shared` is what is known of values that are the same for all examples.
+        """
         observed: list[ObservedTensor] = []
         recorder = Recorder(count, public_tensors(self.module), quiet=False)
         with inputs_kept(inputs), self._undisturbed() as effects, torch.no_grad():
             self.tape.observed = observed
-            with self.tape.passing(count, recorder=recorder):
+            with private_pass(self.tape, count, shared, recorder) as current:
                 outputs = self.module(*inputs[0], **inputs[1])
             self.tape.observed = None
-        for place, leaf in enumerate(tensors_of(outputs)):
-            key, name = ("output", place), "the module's output"
+        for key, leaf in named_outputs(outputs, current).items():
+            name = "the module's output"
             observed.append(ObservedTensor(key, name, leaf.detach(), leaf.dim(), shared=True))
-        return ObservedRun(observed, recorder, effects)
+        return ObservedRun(observed, recorder, effects, shared or {})
 
-    def refuse_other_gradients(self, together: Any, single: list[Any], layouts: Layouts) -> None:
-        """Gradients and norms of the engine, for examples together, and of each alone."""
+    def refuse_other_gradients(
+        self, together: Any, single: list[Any], layouts: Layouts
+    ) -> tuple[float, ...]:
+        """Gradients and norms of the engine, for examples together, and of each alone.
+
+        Returns the numbers with which the outputs have the module's own losses.
+        """
         count = len(single)
         with self._undisturbed(), torch.enable_grad():
-            with self.tape.passing(count, layouts):
+            with private_pass(self.tape, count, layouts) as current:
                 outputs = self.module(*together[0], **together[1])
+                note_losses(self.tape, outputs)
             weights = _backward_from(self.tape, outputs, count, layouts)
         if not any(weights):
-            return
+            return current.factors
         _, gradients = self.tape.collect()
         squares = {name: _squares_of(own) for name, own in gradients.items()}
         self.tape.plain = True
@@ -94,7 +107,8 @@ class ModuleRuns:
                     for leaf, weight in zip(tensors_of(outputs), weights, strict=True)
                     if weight is not None and leaf.requires_grad
                 )
-            expected = _gradients_alone(value, self.tape.parameters)
+                # Within: checkpoints compute activations again.
+                expected = _gradients_alone(value, self.tape.parameters)
             for name, found in _differences(gradients, squares, expected, position):
                 raise UnverifiedError(
                     "Expected the gradient of each example to be that of the example alone, found "
@@ -102,6 +116,7 @@ class ModuleRuns:
                     "follow (a hook that computes weights, an operation outside of the layer, "
                     "rows that do not stay with their example)."
                 )
+        return current.factors
 
 
 @contextmanager
@@ -135,11 +150,24 @@ def _backward_from(tape: Tape, outputs: Any, count: int, layouts: Layouts) -> li
     grads = {p: p.grad for p in tape.parameters.values()}
     try:
         if roots:
-            torch.autograd.backward(roots, drawn)
+            _run_backward(roots, drawn, (), accumulates=True)
     finally:
         for p, grad in grads.items():
             p.grad = grad
     return weights
+
+
+def _run_backward(
+    roots: list[Tensor], gradients: list[Tensor], inputs: Sequence[Tensor], accumulates: bool
+) -> Any:
+    """A backward pass within which function modes see what checkpoints compute again.
+
+    `torch.autograd.backward` is itself a function of the modes, and leaves them for its time.
+    """
+    return _engine_run_backward(
+        tuple(roots), tuple(gradients), False, False, tuple(inputs), allow_unreachable=True,
+        accumulate_grad=accumulates,
+    )  # fmt: skip
 
 
 def _uneven(gradient: Tensor, layout: Layout | None, count: int) -> Tensor:
@@ -147,7 +175,8 @@ def _uneven(gradient: Tensor, layout: Layout | None, count: int) -> Tensor:
     if layout is None or count < 2 or not gradient.numel():
         return gradient
     parts = layout.split(gradient, count).clone()
-    spread = 1.0 if gradient.dtype in (torch.float16, torch.bfloat16) else 3.0
+    half = gradient.dtype in (torch.float16, torch.bfloat16)
+    spread = 1.0 if half or autocast_precision(gradient.device.type) else 3.0
     sizes = 10.0 ** (spread * torch.linspace(-1, 1, count).roll(random.Random().randrange(count)))
     parts *= sizes.to(parts).reshape(-1, *[1] * (parts.dim() - 1))
     return layout.join(parts).contiguous()
@@ -169,8 +198,9 @@ def _gradients_alone(value: Any, parameters: dict[str, nn.Parameter]) -> dict[st
     tensors = list(parameters.values())
     if not isinstance(value, Tensor):
         return {name: torch.zeros_like(p) for name, p in parameters.items()}
-    found = torch.autograd.grad(value, tensors, allow_unused=True, materialize_grads=True)
-    dense = (g.to_dense() if g.is_sparse else g for g in found)
+    found = _run_backward([value], [torch.ones_like(value)], tensors, accumulates=False)
+    filled = (torch.zeros_like(p) if g is None else g for g, p in zip(found, tensors, strict=True))
+    dense = (g.to_dense() if g.is_sparse else g for g in filled)
     return {name: g.detach() for name, g in zip(parameters, dense, strict=True)}
 
 
@@ -196,7 +226,8 @@ def _differences(
         return []
     wrong = []
     for name, g in expected.items():
-        rough = _COARSE if g.dtype in (torch.float16, torch.bfloat16) else 1.0
+        half = g.dtype in (torch.float16, torch.bfloat16) or autocast_precision(g.device.type)
+        rough = _COARSE if half else 1.0
         tolerance = rough * (_RELATIVE * sizes[name] + _OF_ALL * whole)
         difference, norm = as_matrix(accurate(g)).double(), 0.0
         for own in gradients.get(name, []):

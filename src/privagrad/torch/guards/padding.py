@@ -74,15 +74,17 @@ def unpadded(
 
 
 def same_outputs_but_for_padding(
-    padded: list[Tensor],
-    alone: list[Tensor],
+    padded: dict[object, Tensor],
+    alone: dict[object, Tensor],
     layouts: Mapping[object, Layout | None],
     count: int,
     example: int,
 ) -> bool:
     """Whether an example has the same outputs in the batch as alone, where it has both."""
-    for place, (several, one) in enumerate(zip(padded, alone, strict=True)):
-        layout = layouts.get(("output", place))
+    if padded.keys() != alone.keys():
+        return False
+    for key, several in padded.items():
+        layout, one = layouts.get(key), alone[key]
         if layout is not None:
             row, own = layout.split(several, count)[example], layout.split(one, 1)[0]
             if row.dim() != own.dim():

@@ -111,7 +111,8 @@ class RowOwners:
 class ObservedTensor:
     """A tensor on its way into a layer, or out of the module; it has `leading` dimensions in
     which the examples may be. `axis` is where they must be, for layers that cannot have them
-    elsewhere; `shared` tensors may be the same for all examples."""
+    elsewhere; `shared` tensors may be the same for all examples, and `constant` ones must then
+    have the same values whatever the examples are."""
 
     key: object
     name: str
@@ -119,6 +120,7 @@ class ObservedTensor:
     leading: int
     axis: int | None = None
     shared: bool = False
+    constant: bool = False
 
 
 class MixedExamplesError(ValueError):
@@ -175,12 +177,20 @@ def same(a: Tensor, b: Tensor, rounding: float = 0.0, scale: Tensor | None = Non
         return True
     if a.dtype == b.dtype and torch.equal(a, b):
         return True
-    tolerance = CLOSE if torch.finfo(a.dtype).eps < 1e-4 else 0.1
-    noise = rounding * torch.finfo(a.dtype).eps
+    precision = max(torch.finfo(a.dtype).eps, autocast_precision(a.device.type))
+    tolerance = CLOSE if precision < 1e-4 else 0.1
+    noise = rounding * precision
     a, b = a.double(), b.double()
     largest = magnitudes(a).max() if scale is None else scale
     close = (a - b).abs() <= tolerance * largest + noise
     return bool((close | (a.isnan() & b.isnan()) | (a == b)).all())
+
+
+def autocast_precision(device: str) -> float:
+    """The relative precision of what autocast computes; 0 without."""
+    if not torch.is_autocast_enabled(device):
+        return 0.0
+    return torch.finfo(torch.get_autocast_dtype(device)).eps
 
 
 def magnitudes(tensor: Tensor) -> Tensor:

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import GradientEdge
 
 from privagrad.torch.per_example.gradients import PerExampleGradient, without_overlap
 from privagrad.torch.per_example.layout import Layout, ObservedTensor
@@ -27,7 +28,12 @@ class ForwardPass:
 
     Layouts may become known after the pass; what layers have used before is noted in `early`.
     `losses` are those that layers have made of each example's own terms, with their reduction.
-    They are weak: a loss refers to its layers, and these to the pass.
+    They are weak: a loss refers to its layers, and these to the pass. `inner` are losses that the
+    module computes itself, while it does; `own_losses` are the values of these for each example;
+    `factors` are the numbers with which the module's outputs have them. `constants` are tensors
+    that may be the same for all examples; `unknown` is whether such a one has met a tensor of which
+    it is not known where it has the examples. `calls` are how many tensors a layer has observed
+    before each of its calls, by its identity.
     """
 
     count: int
@@ -35,6 +41,12 @@ class ForwardPass:
     open: bool = True
     early: dict[object, Layout | None] = field(default_factory=dict)
     losses: list[tuple[weakref.ref[Tensor], str]] = field(default_factory=list)
+    inner: list[GradientEdge] = field(default_factory=list)
+    own_losses: list[Tensor] = field(default_factory=list)
+    factors: tuple[float, ...] = ()
+    constants: dict[object, Tensor] = field(default_factory=dict)
+    unknown: bool = False
+    calls: dict[int, list[int]] = field(default_factory=dict)
 
     @property
     def guessed_wrong(self) -> bool:
@@ -114,6 +126,31 @@ class Tape:
         finally:
             self.__dict__.update(kept)
 
+    def note_call(self, module: nn.Module) -> None:
+        """A layer is called within the pass: what it has observed before."""
+        if self.open:
+            self.current.calls.setdefault(id(module), []).append(self._calls[id(module)])
+
+    @contextmanager
+    def calling_again(self, module: nn.Module, knows_layouts: bool) -> Iterator[None]:
+        """A call that is made again in the backward pass, and leaves nothing behind.
+
+        With `knows_layouts` its results depend on where the examples are.
+        """
+        calls = self.current.calls.get(id(module), [])
+        if knows_layouts and len(calls) != 1:
+            raise RuntimeError(
+                f"Expected a {type(module).__name__} inside of a checkpoint to be called once in a "
+                f"pass, found {len(calls)} calls: where its examples are is not known when it is "
+                "computed again. Leave it out of the checkpoint."
+            )
+        self._calls[id(module)] = calls[0] if calls else 0
+        self.open = True
+        try:
+            yield
+        finally:
+            self.open = False
+
     def save(self, tensor: Tensor) -> SavedInput:
         """A layer's input, from which gradients are formed until `step()`."""
         return SavedInput(tensor, lambda saved: self._inputs.append(saved))
@@ -130,26 +167,46 @@ class Tape:
         leading: int,
         axis: int | None = None,
         shared: bool = False,
+        constant: bool = False,
     ) -> Key:
         """A tensor that goes into a layer or comes out of it; the key of its layout."""
         self._calls[id(module)] += 1
         key = (id(module), self._calls[id(module)])
         if self.observed is not None:
             name = type(module).__name__
-            self.observed.append(ObservedTensor(key, name, tensor.detach(), leading, axis, shared))
+            seen = ObservedTensor(key, name, tensor.detach(), leading, axis, shared, constant)
+            self.observed.append(seen)
+        if constant:
+            self.current.constants[key] = tensor.detach()
         return key
 
+    def is_shared(self, module: nn.Module) -> bool:
+        """Whether the tensor last observed for a layer is known to be the same for all examples."""
+        key = (id(module), self._calls[id(module)])
+        shared = self.current.layouts.get(key, self) is None
+        # All that one example does is its own.
+        shared = shared and (self.count > 1 or self.observed is not None)
+        if shared:
+            self.current.early[key] = None
+        return shared
+
     def examples(
-        self, module: nn.Module, tensor: Tensor, trailing: int = 1, own: Layout | None = None
+        self,
+        module: nn.Module,
+        tensor: Tensor,
+        trailing: int = 1,
+        own: Layout | None = None,
+        constant: bool = False,
     ) -> Arrange:
         """Where the examples are in `tensor`, and in all tensors that share its leading shape.
 
         Returns a function of a tensor and its number of trailing dimensions, which gives it the
         shape (examples, rows of an example, trailing dimensions). `own` is for layers that know
-        where their examples are, and cannot have them elsewhere.
+        where their examples are, and cannot have them elsewhere. With `constant` the tensor may be
+        the same for all examples: see `is_shared`.
         """
-        leading = tensor.dim() - trailing
-        key = self.observe(module, tensor, leading, None if own is None else own.axis)
+        leading, axis = tensor.dim() - trailing, None if own is None else own.axis
+        key = self.observe(module, tensor, leading, axis, constant, constant)
         current, shape, learning = self.current, tuple(tensor.shape), self.observed is not None
         fallback = own or Layout(0 if self.batch_first or leading < 2 else 1)
         name = type(module).__name__

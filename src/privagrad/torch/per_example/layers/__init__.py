@@ -11,6 +11,7 @@ from privagrad.torch.per_example.layers import (
     linear,
     normalization,
     recurrent,
+    single_cells,
 )
 from privagrad.torch.per_example.layers._registry import LAYERS, Layer
 from privagrad.torch.per_example.layers.anything import anything
@@ -23,6 +24,7 @@ __all__ = [
     "linear",
     "normalization",
     "recurrent",
+    "single_cells",
 ]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from operator import itemgetter
 from typing import Any
@@ -73,7 +74,10 @@ def anything(tape: Tape, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
 def one_by_one(one: Callable[..., Any], *stacked: Any) -> Any:
     """The results of `one` for all examples, which are first in every tensor; stacked."""
     try:
-        return vmap(one, randomness="different")(*stacked)
+        with warnings.catch_warnings():
+            # Of functions that vmap takes example by example itself.
+            warnings.filterwarnings("ignore", "There is a performance drop", UserWarning)
+            return vmap(one, randomness="different")(*stacked)
     except UnverifiedError:
         raise
     except RuntimeError:
@@ -91,7 +95,8 @@ def _layout(tape: Tape, key: object, leaf: Any) -> Layout | None:
     """Where the examples are in an input: as learned, else first."""
     if not isinstance(leaf, Tensor):
         return None
-    fits = leaf.dim() > 0 and leaf.shape[0] == tape.count
+    # All that there is belongs to a single example.
+    fits = leaf.dim() > 0 and tape.count in (1, leaf.shape[0])
     used = tape.current.layouts.get(key, Layout(0) if fits else None)
     tape.current.early[key] = used
     return used

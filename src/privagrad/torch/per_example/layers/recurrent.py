@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
+from privagrad.torch.guards.structure import map_leaves
 from privagrad.torch.per_example.gradients import DenseGradient, Gradients, OuterProductGradient
 from privagrad.torch.per_example.layers._registry import layer
 from privagrad.torch.per_example.layers.cells import CELLS, Cell, Weights
@@ -29,6 +30,11 @@ def recurrent(tape: Tape, module: nn.RNNBase, inputs: Any, before: Any = None) -
             f"Expected inputs of {type(module).__name__} with three dimensions, found shape "
             f"{tuple(inputs.shape)}: give a single sequence a batch dimension of 1."
         )
+    kept = module.weight_ih_l0.dtype
+    if torch.is_autocast_enabled(inputs.device.type):
+        # Recurrent layers compute in the precision of their weights.
+        inputs = inputs.to(kept)
+        before = map_leaves(lambda state: state.to(kept), before) if before is not None else None
     own = Layout(0 if module.batch_first else 1)
     # Packed sequences have lengths of their own: what is padded depends on the longest.
     if packed is None:
@@ -109,10 +115,10 @@ class _Run(torch.autograd.Function):
             bias = bias + w.hidden_bias.detach()
         with torch.autocast(x.device.type, enabled=False):
             gates = F.linear(x.to(w.input.dtype), w.input.detach(), bias)
+            states = cell.forward(gates)
         ctx.tape, ctx.cell, ctx.count = tape, cell, tape.count
         ctx.saved = tape.save(x)
         ctx.set_materialize_grads(False)
-        states = cell.forward(gates)
         # PyTorch lets go of them after the backward pass, whoever still has the loss.
         ctx.save_for_backward(*cell.activations.values())
         ctx.names, cell.activations = tuple(cell.activations), {}
@@ -124,7 +130,8 @@ class _Run(torch.autograd.Function):
         cell.activations = dict(zip(ctx.names, ctx.saved_tensors, strict=True))
         x = ctx.saved()
         dy = torch.zeros_like(cell.hiddens) if dy is None else dy
-        into, through, start = cell.backward(dy, *others)
+        with torch.autocast(dy.device.type, enabled=False):
+            into, through, start = cell.backward(dy, *others)
 
         def per_example(_: Tensor) -> Gradients:
             w, tape = cell.weights, ctx.tape
