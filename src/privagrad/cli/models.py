@@ -216,6 +216,12 @@ def evaluate(
         str | None, typer.Option(help="The budget that is charged: see privagrad budget.")
     ] = None,
     ledger: LedgerPath = None,
+    user_column: Annotated[
+        str | None,
+        typer.Option(
+            help="With --epsilon: the column that names the user of each row. Default: the model's."
+        ),
+    ] = None,
     report: ReportPath = None,
     as_json: Json = False,
 ) -> JsonObject:  # fmt: skip
@@ -242,13 +248,16 @@ def evaluate(
                 "another path."
             )
     fitted, budgets = load_model(model), Ledger(ledger)
-    request = fitting.EvaluationRequest(fitted, table, epsilon, delta, dataset, budgets)
+    request = fitting.EvaluationRequest(
+        fitted, table, epsilon, delta, dataset, budgets, user_column=user_column
+    )
     with busy(f"reading {table.name}"):
         job = fitting.prepare_evaluation(request)
     if epsilon is not None and dataset is None:
         note("No --dataset given: this run is not charged to any budget.")
     found = fitting.run_evaluation(job)
-    for line in _scores(found, fitted.classes, f"{table.name}, {found['rows']} rows"):
+    unit = found.get("privacy", {}).get("unit", "row")
+    for line in _scores(found, fitted.classes, f"{table.name}, {found['rows']} {unit}s"):
         say(line)
     if report is not None:
         from privagrad.report.fit import write_evaluation_report

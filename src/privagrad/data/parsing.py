@@ -73,7 +73,8 @@ class Parser:
 
     The values of `unknown` columns, whose categories are to be discovered, get codes as they occur.
     `counts` holds them in the order of their codes, with their numbers of rows. It is not private.
-    With `of_model` the schema is that of a model, which other rows do not change.
+    With `of_model` the schema is that of a model, which other rows do not change. With `users` the
+    column that names users is among the `columns`.
     """
 
     def __init__(
@@ -84,7 +85,9 @@ class Parser:
         unknown: Sequence[str] = (),
         tally: Tally | None = None,
         of_model: bool = False,
+        users: bool = False,
     ) -> None:
+        self.users = schema.user if users else None
         self.schema, self.target, self.tally, self.of_model = schema, target, tally, of_model
         self.counts: dict[str, Counter[str]] = {name: Counter() for name in unknown}
 
@@ -92,7 +95,8 @@ class Parser:
     def columns(self) -> list[str]:
         """Names of the columns that are parsed."""
         target = [self.schema.target] if self.target and self.schema.target else []
-        return [column.name for column in self.schema.features] + target
+        users = [] if self.users is None else [self.users]
+        return [column.name for column in self.schema.features] + target + users
 
     def parse(self, frame: pl.DataFrame, first: int) -> Cells:
         """The cells of some rows; `first` is the line of the first one, for messages."""
@@ -108,6 +112,21 @@ class Parser:
                 values.append(self._numbers(frame[column.name], column, first))
         n = len(frame)
         return Cells(y, _beside(values, n, np.float64), _beside(codes, n, np.int32))
+
+    def labels(self, frame: pl.DataFrame) -> pl.Series:
+        """The users of some rows, those of texts without blanks around them."""
+        pl = polars()
+        series = frame[str(self.users)]
+        if series.dtype == pl.String:
+            texts = series.str.strip_chars()
+            series = texts.set(texts.is_in(list(self.schema.blanks)), None)
+        if series.null_count():
+            raise ValueError(
+                f"Expected a user in every row, found blanks in column {self.users!r}: nobody's "
+                "guarantee would cover these rows. Name their users, or drop them. Nothing was "
+                "spent."
+            )
+        return series
 
     def _categories(self, series: pl.Series, column: Column) -> Codes:
         found = self._codes(series, column)

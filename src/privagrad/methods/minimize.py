@@ -195,7 +195,11 @@ def _known(name: object) -> str:
 
 
 def _gradients(
-    loss: str | Loss | Objective, X: Any, y: Any, rule: Method, projection: Projection,
+    loss: str | Loss | Objective,
+    X: Any,
+    y: Any,
+    rule: Method,
+    projection: Projection,
     groups: Any = None,
 ) -> GlmGradients | ObjectiveGradients:
     """The gradients of a linear model, or of an objective of the user's own."""
@@ -242,8 +246,12 @@ def _users(options: Options, rule: Method, n: int, source: RandomSource) -> User
 
 
 def _batches(
-    rule: Method, n: int, batch_size: int | None, steps: int | None, sampling: Sampling,
-    users: UserRows | None,
+    rule: Method,
+    n: int,
+    batch_size: int | None,
+    steps: int | None,
+    sampling: Sampling,
+    users: UserRows | None = None,
 ) -> Batches:
     if rule.one_shot:
         return Batches(n, n, 1, "poisson")
@@ -257,7 +265,11 @@ def _batches(
 
 
 def _plan(
-    rule: Method, batches: Batches, epsilon: float, delta: float, learned: bool,
+    rule: Method,
+    batches: Batches,
+    epsilon: float,
+    delta: float,
+    learned: bool,
     users: UserRows | None,
 ) -> PrivacyPlan:
     """What will be released: with a `learned` ellipsoid its queries too."""

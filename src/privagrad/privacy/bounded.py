@@ -125,8 +125,8 @@ class BoundedSum:
 class Averages:
     """The averages of users' rows, on their way into a bounded sum.
 
-    `of(k)` takes the rows of users with k rows, all k of each, and adds 1/k of every row. `add` adds
-    what was collected to the sum.
+    `of(k)` takes the rows of users with k rows, all k of each, and adds 1/k of every row. `add`
+    adds what was collected to the sum.
 
     Guarantees
     ----------

@@ -47,20 +47,15 @@ class Users:
                 "Expected one user for each row (groups=), found another number of labels than of "
                 "rows: give an array with the user of every row."
             )
-        users = cls.numbered(told)
-        if users.count < 2:
-            raise ValueError(
-                "Expected at least two different users (groups=), found only one: a guarantee for "
-                "users needs others to hide among. Name the user of each row."
-            )
-        return users
+        return cls.numbered(told)
 
     @classmethod
     def numbered(cls, labels: Iterable[Hashable]) -> Users:
-        """Users by their labels; a missing one is refused."""
+        """Users by their labels; a missing one is refused, and a single one."""
         places: dict[Hashable, int] = {}
         try:
-            numbers = [places.setdefault(label, len(places)) for label in labels]
+            told = (places.setdefault(label, len(places)) for label in labels)
+            numbers = np.fromiter(told, dtype=np.int64)
         except TypeError:
             raise TypeError(
                 "Expected users (groups=) that can be told apart, such as numbers or texts, found "
@@ -71,11 +66,17 @@ class Users:
                 "Expected a user for every row (groups=), found rows without one (NaN or None): "
                 "nobody's guarantee would cover them. Name their users, or drop these rows."
             )
-        return cls(np.array(numbers, dtype=np.int64), len(places))
+        if len(places) < 2:
+            raise ValueError(
+                "Expected at least two different users (groups=), found fewer: a guarantee for "
+                "users needs others to hide among. Name the user of each row."
+            )
+        return cls(numbers, len(places))
 
     def take(self, rows: Integers) -> Users:
         """The users of some rows, numbered again."""
-        return Users.numbered(self.numbers[rows].tolist())
+        users, numbers = np.unique(self.numbers[rows], return_inverse=True)
+        return Users(np.asarray(numbers, dtype=np.int64), users.size)
 
     def draw(self, generator: Generator, most: int = MOST_ROWS) -> UserRows:
         """The rows of every user that count, and the one row of each that stands for all of them.

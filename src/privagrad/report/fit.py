@@ -30,23 +30,38 @@ _CHANGE = {
 """How neighbours differ."""
 
 
+_SEPARATELY = {
+    "row": "The guarantee protects each row separately. It is weaker for a person with several "
+    "rows, or for a group of related rows.",
+    "user": "The guarantee protects each user with all of the user's rows together. It is weaker "
+    "for a group of related users.",
+}
+"""What the guarantee does not cover."""
+
+
+def _of_unit(texts: Mapping[str, str], privacy: Mapping[str, Any]) -> str:
+    """The text of a relation, of rows or of users."""
+    return texts[privacy["relation"]].replace("row", privacy.get("unit", "row"))
+
+
 def write_fit_report(path: Path, model: SavedModel, account: Account | None = None) -> None:
     """Write one HTML file about a model and the budget that was charged for it."""
     made = model.made
-    subtitle = f"{model.loss} on {made['table']}, {made['rows']} rows, {made['at']}"
+    subtitle = f"{model.loss} on {made['table']}, {model.size}, {made['at']}"
     write_page(path, f"Private model of {_target(model)}", subtitle, _blocks(model, account))
 
 
 def write_evaluation_report(path: Path, model: SavedModel, found: Mapping[str, Any]) -> None:
     """Write one HTML file about how well a model predicts a table."""
-    where = f"table {found['table']}, {found['rows']} rows"
+    unit = found.get("privacy", {}).get("unit", "row")
+    where = f"table {found['table']}, {found['rows']} {unit}s"
     banner = Banner("NOT PRIVATE: exact figures, which reveal something about the rows.", "warning")
     if privacy := found.get("privacy"):
         banner = Banner("NOT PRIVATE: the noise was seeded and can be repeated.", "warning")
         if not privacy["seeded"]:
             banner = Banner(
                 f"Epsilon {privacy['epsilon']:.4g} at delta {privacy['delta']:.3g} for these "
-                f"figures: a reader can hardly tell {_HIDDEN[privacy['relation']]}.",
+                f"figures: a reader can hardly tell {_of_unit(_HIDDEN, privacy)}.",
                 "good",
             )
     blocks = [banner, *figure_blocks(found, model.classes, where), _model_card(model)]
@@ -58,7 +73,7 @@ def _blocks(model: SavedModel, account: Account | None) -> list[Block]:
     privacy = model.privacy
     guarantee = (
         f"Epsilon {privacy['epsilon']:.4g} at delta {privacy['delta']:.3g}: a reader of this "
-        f"model and this report can hardly tell {_HIDDEN[privacy['relation']]}."
+        f"model and this report can hardly tell {_of_unit(_HIDDEN, privacy)}."
     )
     if "test" in model.evaluation:
         guarantee += " The scores on the test table are exact: they are not private."
@@ -93,7 +108,12 @@ def _privacy_card(model: SavedModel) -> Card:
     rows = [
         ("Epsilon", f"{privacy['epsilon']:.4g}", "the total of all releases below"),
         ("Delta", f"{privacy['delta']:.3g}", "probability that the guarantee may fail"),
-        ("Neighbours", privacy["relation"], _HIDDEN[privacy["relation"]]),
+        ("Neighbours", privacy["relation"], _of_unit(_HIDDEN, privacy)),
+        (
+            "Unit",
+            model.privacy_unit,
+            "all rows of a user together" if model.privacy_unit == "user" else "each row",
+        ),
         ("Sampling", privacy["sampling"], ""),
         ("Accountant", privacy["accountant"], "releases are composed, not added"),
         ("Noise", "seeded: NOT private" if privacy["seeded"] else "from a secure source", kind),
@@ -199,11 +219,10 @@ def _guarantee(model: SavedModel) -> Text:
     return Text(
         "What is guaranteed",
         [
-            f"{_CHANGE[privacy['relation']]}: no result of this run becomes more than "
+            f"{_of_unit(_CHANGE, privacy)}: no result of this run becomes more than "
             f"exp({privacy['epsilon']:.3g}) times as likely or unlikely, except with probability "
-            f"{privacy['delta']:.2g}. This holds whatever else is known about the row.",
-            "The guarantee protects each row separately. It is weaker for a person with several "
-            "rows, or for a group of related rows. It does not hide what is true of the whole "
+            f"{privacy['delta']:.2g}. This holds whatever else is known about the {model.privacy_unit}.",
+            f"{_SEPARATELY[model.privacy_unit]} It does not hide what is true of the whole "
             "population: the model is there to learn that.",
             "Other runs on the same rows add to the cost. Use a budget to keep track of them.",
         ],
