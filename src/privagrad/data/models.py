@@ -32,7 +32,7 @@ INTERVAL = 1.96
 _SHOWN = 20
 """Coefficients in a notebook."""
 
-FORMAT, VERSION, VERSION_OF_USERS = "privagrad-model", 2, 3
+FORMAT, VERSION, VERSION_OF_ROWS = "privagrad-model", 3, 2
 _ARRAYS = ("coef", "intercept", "coef_noise", "intercept_noise", "centre", "unit", "scale")
 
 
@@ -180,7 +180,7 @@ class SavedModel:
 
 def save_model(model: SavedModel, path: Path, ready: Callable[[], None] = lambda: None) -> None:
     """Write the file whole or not at all, after `ready`: see `write_once_ready`."""
-    version = VERSION_OF_USERS if model.privacy_unit == "user" else VERSION
+    version = VERSION if model.privacy_unit == "user" else VERSION_OF_ROWS
     card: dict[str, Any] = {"format": FORMAT, "version": version}
     card |= {f.name: getattr(model, f.name) for f in fields(model) if f.name not in _ARRAYS}
     card["schema"] = None if model.schema is None else as_values(model.schema)
@@ -203,9 +203,8 @@ def load_model(path: Path) -> SavedModel:
             card = json.loads(archive.read("model.json"))
             if not isinstance(card, dict) or card.pop("format", None) != FORMAT:
                 raise ValueError("no model of privagrad")
-            if (version := card.pop("version")) > VERSION_OF_USERS:
-                newest = VERSION_OF_USERS
-                raise ValueError(f"version {version}, newer than this privagrad's {newest}")
+            if (version := card.pop("version")) > VERSION:
+                raise ValueError(f"version {version}, newer than this privagrad's {VERSION}")
             for name in _ARRAYS:
                 packed = io.BytesIO(archive.read(f"{name}.npy"))
                 card[name] = np.load(packed, allow_pickle=False)

@@ -47,8 +47,8 @@ def require_enough_rows(table: Table, plan: Plan, epsilon: float) -> None:
         needed = max(_LEAST_ROWS, round(n * noise / _MOST_NOISE))
         raise ValueError(
             f"Expected at least {needed} {units} for epsilon {epsilon:g} and so many columns, "
-            f"found {n}: the noise would hide everything that they could teach. Give more {units}, fewer "
-            "columns or a larger epsilon. Nothing was spent."
+            f"found {n}: the noise would hide everything that they could teach. Give more "
+            f"{units}, fewer columns or a larger epsilon. Nothing was spent."
         )
     if CATEGORIES not in plan.privacy:
         return
@@ -56,13 +56,14 @@ def require_enough_rows(table: Table, plan: Plan, epsilon: float) -> None:
     if table.target.name in table.counts and n < 2 * least:
         raise ValueError(
             f"Expected at least {2 * least:.0f} {units} to discover two classes, each of which "
-            f"needs about {least:.0f} {units} under this epsilon; found {n}. State the classes, in the "
-            "schema or with --classes (classes=). Nothing was spent."
+            f"needs about {least:.0f} {units} under this epsilon; found {n}. State the "
+            "classes, in the schema or with --classes (classes=). Nothing was spent."
         )
     if not table.encoding.names and n < least:
         raise ValueError(
             f"Expected at least {least:.0f} {units} to discover a category, found {n}, and no "
-            "column with stated categories or numbers. State categories in the schema. Nothing was spent."
+            "column with stated categories or numbers. State categories in the schema. Nothing "
+            "was spent."
         )
 
 

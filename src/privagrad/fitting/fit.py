@@ -87,7 +87,7 @@ def _discover(
         raise ValueError(
             f"Expected at least two classes, found {len(found[target])} with more than about "
             f"{least:.0f} {job.table.unit}s, which is what shows under this epsilon. State the "
-            "classes, in the schema or with --classes (classes=). The run stays charged: finding this out was a "
-            "release."
+            "classes, in the schema or with --classes (classes=). The run stays charged: "
+            "finding this out was a release."
         )
     return found

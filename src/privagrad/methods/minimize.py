@@ -20,13 +20,13 @@ from privagrad.methods import METHODS, SCHEDULES, Method, Schedule, Setting
 from privagrad.methods._base import EllipsoidRule
 from privagrad.methods.loop import Callback, Result, train
 from privagrad.methods.objective import Objective, ObjectiveGradients
-from privagrad.methods.users import UserGradients
+from privagrad.methods.users import UserGradients, rows_of_users
 from privagrad.privacy.accounting import PrivacyPlan
 from privagrad.privacy.events import Release, relation_of, training_event
-from privagrad.privacy.noise import Noise, RandomSource, RandomState, random_source
+from privagrad.privacy.noise import Noise, RandomState, random_source
 from privagrad.privacy.releases import Releases
 from privagrad.privacy.sampling import SAMPLINGS, Batches, Sampling
-from privagrad.privacy.users import MOST_ROWS, UserRows, Users
+from privagrad.privacy.users import MOST_ROWS, UserRows
 from privagrad.queries.columns import query_events
 from privagrad.queries.moments import SCALES, known_moments, private_moments, shaped_ellipsoid
 
@@ -160,7 +160,8 @@ def minimize(
     source = random_source(random_state, options.get("noise", "gaussian"))
     gradients, users = _gradients(loss, X, y, rule, projection, options.get("groups")), None
     if options.get("groups") is not None:
-        users = _users(options, rule, gradients.n_examples, source)
+        most = options.get("max_rows_per_user", MOST_ROWS)
+        users = rows_of_users(rule, options["groups"], gradients.n_examples, most, source)
     n = gradients.n_examples if users is None else users.count
     batches = _batches(rule, n, batch_size, steps, sampling, users)
     dim = gradients.dim
@@ -232,17 +233,6 @@ def _gradients(
             "needs the rows of a linear model."
         )
     return ObjectiveGradients(loss)
-
-
-def _users(options: Options, rule: Method, n: int, source: RandomSource) -> UserRows:
-    """The rows of the users that count in this run."""
-    if rule.one_shot:
-        raise ValueError(
-            f"Expected a method of steps for users with several rows (groups=), found "
-            f"{rule.name!r}, which perturbs the minimiser over rows: use 'pagan' or 'pasan'."
-        )
-    most = validate.integer("max_rows_per_user", options.get("max_rows_per_user", MOST_ROWS))
-    return Users.of(options["groups"], n).draw(source.another_generator(), most)
 
 
 def _batches(

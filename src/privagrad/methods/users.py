@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from concurrent.futures import Executor
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
+from privagrad._internal import validate
 from privagrad._internal.validate import Vector
 from privagrad.geometry.ellipsoid import Projection
-from privagrad.methods._base import Gradients
+from privagrad.methods._base import Gradients, Method
 from privagrad.privacy.bounded import BoundedSum
+from privagrad.privacy.noise import RandomSource
 from privagrad.privacy.sampling import Rows
-from privagrad.privacy.users import UserRows
+from privagrad.privacy.users import UserRows, Users
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,3 +103,16 @@ def _mean(gradients: Vector) -> Vector:
     for k in range(count):
         total += ordered[:, k] / count
     return total
+
+
+def rows_of_users(
+    method: Method, groups: Any, rows: int, most: int, source: RandomSource
+) -> UserRows:
+    """The rows of the users that count in a run, at most so many of each."""
+    if method.one_shot:
+        raise ValueError(
+            f"Expected a method of steps for users with several rows (groups=), found "
+            f"{method.name!r}, which perturbs the minimiser over rows: use 'pagan' or 'pasan'."
+        )
+    most = validate.integer("max_rows_per_user", most)
+    return Users.of(groups, rows).draw(source.another_generator(), most)

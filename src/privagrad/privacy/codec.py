@@ -14,8 +14,8 @@ from typing import Any
 
 from privagrad.privacy.events import Event, GaussianEvent, ObjectiveEvent, SelectEvent
 
-VERSION, VERSION_OF_USERS = 2, 3
-_VERSIONS = (1, VERSION, VERSION_OF_USERS)
+VERSION, VERSION_OF_ROWS = 3, 2
+_VERSIONS = (1, VERSION_OF_ROWS, VERSION)
 _KINDS: dict[str, Any] = {
     kind.__name__: kind for kind in (GaussianEvent, ObjectiveEvent, SelectEvent)
 }
@@ -24,7 +24,7 @@ _KINDS: dict[str, Any] = {
 def dumps(events: Iterable[Event]) -> str:
     """The text of some events."""
     told = tuple(events)
-    version = VERSION_OF_USERS if any(event.unit == "user" for event in told) else VERSION
+    version = VERSION if any(event.unit == "user" for event in told) else VERSION_OF_ROWS
     return json.dumps({"version": version, "events": [as_json(event) for event in told]})
 
 
@@ -36,7 +36,7 @@ def loads(text: str) -> tuple[Event, ...]:
     version = told.get("version") if isinstance(told, dict) else None
     if version not in _VERSIONS:
         raise ValueError(
-            f"Expected events of version {VERSION_OF_USERS} or older, found version {version!r}: a "
+            f"Expected events of version {VERSION} or older, found version {version!r}: a "
             "newer privagrad wrote them. Upgrade this one."
         )
     events = told.get("events")

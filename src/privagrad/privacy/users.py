@@ -83,6 +83,7 @@ class Users:
 
         Both are uniformly random choices, independent of all other users.
         """
+        draws = generator.random(self.count)
         order = np.argsort(self.numbers, kind="stable")
         counts = np.bincount(self.numbers, minlength=self.count)
         starts = np.concatenate([[0], np.cumsum(counts)])
@@ -93,7 +94,7 @@ class Users:
                 kept[starts[user] + left_out] = False
             order, counts = order[kept], np.minimum(counts, most)
             starts = np.concatenate([[0], np.cumsum(counts)])
-        place = np.minimum((generator.random(self.count) * counts).astype(np.int64), counts - 1)
+        place = np.minimum((draws * counts).astype(np.int64), counts - 1)
         return UserRows(order, starts, order[starts[:-1] + place], most)
 
 

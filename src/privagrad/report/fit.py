@@ -29,6 +29,8 @@ _CHANGE = {
 }
 """How neighbours differ."""
 
+_WHOSE = {"row": "of each row", "user": "of all rows of a user together"}
+"""What a guarantee protects."""
 
 _SEPARATELY = {
     "row": "The guarantee protects each row separately. It is weaker for a person with several "
@@ -109,11 +111,7 @@ def _privacy_card(model: SavedModel) -> Card:
         ("Epsilon", f"{privacy['epsilon']:.4g}", "the total of all releases below"),
         ("Delta", f"{privacy['delta']:.3g}", "probability that the guarantee may fail"),
         ("Neighbours", privacy["relation"], _of_unit(_HIDDEN, privacy)),
-        (
-            "Unit",
-            model.privacy_unit,
-            "all rows of a user together" if model.privacy_unit == "user" else "each row",
-        ),
+        ("Unit", model.privacy_unit, _WHOSE[model.privacy_unit]),
         ("Sampling", privacy["sampling"], ""),
         ("Accountant", privacy["accountant"], "releases are composed, not added"),
         ("Noise", "seeded: NOT private" if privacy["seeded"] else "from a secure source", kind),
@@ -123,10 +121,11 @@ def _privacy_card(model: SavedModel) -> Card:
 
 def _model_card(model: SavedModel) -> Card:
     made = model.made
+    drawn = f"{made['batch_size']} {model.privacy_unit}s"
     rows = [
         ("Target", _target(model), ""),
         ("Loss", model.loss, ""),
-        ("Method", made["method"], f"{made['steps']} steps of about {made['batch_size']} rows"),
+        ("Method", made["method"], f"{made['steps']} steps of about {drawn}"),
         ("Columns", f"{len(model.features)}", "after encoding"),
         ("privagrad", made["version"], ""),
     ]
@@ -221,7 +220,8 @@ def _guarantee(model: SavedModel) -> Text:
         [
             f"{_of_unit(_CHANGE, privacy)}: no result of this run becomes more than "
             f"exp({privacy['epsilon']:.3g}) times as likely or unlikely, except with probability "
-            f"{privacy['delta']:.2g}. This holds whatever else is known about the {model.privacy_unit}.",
+            f"{privacy['delta']:.2g}. This holds whatever else is known about "
+            f"the {model.privacy_unit}.",
             f"{_SEPARATELY[model.privacy_unit]} It does not hide what is true of the whole "
             "population: the model is there to learn that.",
             "Other runs on the same rows add to the cost. Use a budget to keep track of them.",
