@@ -114,6 +114,18 @@ def test_rows_of_a_user_that_all_pull_one_way_move_a_sum_by_one_and_no_more(
         assert math.sqrt(squares) * mechanism.grid > 0.99 - math.sqrt(dim) * mechanism.grid
 
 
+def test_where_units_are_not_cut_finer_rows_are_made_shorter_for_their_rounding() -> None:
+    """260 rows of 3.94 units, which would round to 4 each."""
+    mechanism = GaussianSum(1, 1000.0, 2.0**40)
+    assert mechanism.fineness == 1
+    assert 1 / (260 * mechanism.grid) % 1 > 0.9
+    total = mechanism.sum()
+    averages = total.averages()
+    averages.of(260).add(np.ones((260, 1)))
+    averages.add()
+    assert 0.5 < total.memory[0] * mechanism.grid <= mechanism.sensitivity
+
+
 def test_a_part_of_a_sum_is_not_released() -> None:
     mechanism = GaussianSum(3, 1.0, 10.0)
     part = mechanism.sum().averages().of(2)
