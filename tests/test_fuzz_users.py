@@ -18,6 +18,7 @@ from scipy.sparse import csr_array
 import privagrad as pg
 from privagrad.estimators import _tables, search
 from privagrad.geometry.ellipsoid import PROJECTIONS
+from privagrad.glm.losses import LOSSES
 from privagrad.linear import Choices, Problem, Solver, plan_fit, run_fit
 from privagrad.methods import METHODS, Setting
 from privagrad.methods.objective import ObjectiveGradients
@@ -29,7 +30,6 @@ from privagrad.privacy.releases import Releases
 from privagrad.privacy.sampling import Batches
 from privagrad.privacy.users import Users
 from tests.test_fuzz_tables import (
-    LOSSES,
     SEEDS,
     STEPPED,
     Case,

@@ -17,7 +17,7 @@ from privagrad.data.schema import Column, Schema
 from privagrad.estimators import search
 from privagrad.estimators._tables import Given
 from privagrad.glm.rows import as_rows
-from privagrad.linear import fit as linear_fit
+from privagrad.methods.loop import train
 from privagrad.methods.users import UserGradients
 from privagrad.privacy.noise import random_source
 from privagrad.privacy.users import Users
@@ -91,13 +91,12 @@ def test_training_sees_all_rows_and_queries_one_of_each_user(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     trained: list[Any] = []
-    train = linear_fit.train
 
     def watched(method: Any, gradients: Any, *others: Any, **more: Any) -> Any:
         trained.append(gradients)
         return train(method, gradients, *others, **more)
 
-    monkeypatch.setattr(linear_fit, "train", watched)
+    monkeypatch.setattr("privagrad.linear.fit.train", watched)
     pg.PrivateLogisticRegression(random_state=0).fit(X, SIGNS, groups=OWNERS)
     [gradients] = trained
     assert isinstance(gradients, UserGradients)
@@ -171,13 +170,14 @@ def test_a_score_is_the_mean_over_users() -> None:
 
     users = Users.of([7, 7, 8, 9, 9], 5)
     given = Given(as_rows(X[:5]), SIGNS[:5], np.array([0, 1]), "y", users)
-    assert search._scores(Scorer(), given).tolist() == [0.5, 0.5, 0.5]  # type: ignore[arg-type]
+    scorer: Any = Scorer()
+    assert search._scores(scorer, given).tolist() == [0.5, 0.5, 0.5]
 
 
 def test_scikit_learn_passes_groups_to_fits_only_where_they_are_requested() -> None:
     units: list[str] = []
 
-    class Watched(pg.PrivateLogisticRegression):  # type: ignore[misc]
+    class Watched(pg.PrivateLogisticRegression):
         def fit(self, X: Any, y: Any, *, groups: Any = None, **refused: Any) -> Any:
             fitted = super().fit(X, y, groups=groups, **refused)
             units.append(self.privacy_.unit)

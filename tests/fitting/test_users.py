@@ -24,7 +24,7 @@ from privagrad.fitting import (
     run,
     run_evaluation,
 )
-from privagrad.fitting import fit as fit_module
+from privagrad.linear import run_fit
 from privagrad.privacy.ledger import Ledger
 
 RNG = np.random.default_rng(0)
@@ -79,13 +79,12 @@ def test_a_fit_tells_users_alone_and_finds_no_category_of_one_user(
     visits: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     posed: list[Any] = []
-    run_fit = fit_module.run_fit
 
     def watched(problem: Any, *others: Any) -> Any:
         posed.append(problem)
         return run_fit(problem, *others)
 
-    monkeypatch.setattr(fit_module, "run_fit", watched)
+    monkeypatch.setattr("privagrad.fitting.fit.run_fit", watched)
     job = prepare(FitRequest(visits, None, 3.0, schema=SCHEMA))
     model = run(job, tmp_path / "m.model", False)
     assert posed[0].facts.n == USERS == posed[0].users.count
@@ -179,6 +178,23 @@ def test_rows_without_a_user_are_refused_without_telling_how_many(tmp_path: Path
     with pytest.raises(ValueError, match="a user in every row") as caught:
         prepare(FitRequest(path, None, 1.0, schema=SCHEMA))
     assert not any(digit in str(caught.value) for digit in "0123456789")
+
+
+@pytest.mark.parametrize(
+    ("age", "ill", "match"),
+    [("old", "no", "Expected numbers"), ("", "no", "Expected no blanks"), ("3", "?", "labels")],
+)
+def test_what_cannot_be_read_is_refused_without_telling_lines_or_counts(
+    tmp_path: Path, age: str, ill: str, match: str
+) -> None:
+    path = tmp_path / "some.csv"
+    path.write_text("who,age,job,ill\n" + f"a,1,x,no\nb,{age},x,{ill}\n" * 400)
+    labels = Column("ill", "category", categories=("no", "yes"))
+    schema = SCHEMA.with_columns([Column("age", missing=False), labels])
+    with pytest.raises(ValueError, match=match) as caught:
+        prepare(FitRequest(path, None, 1.0, schema=schema))
+    found = str(caught.value).replace("1.234,5", "")
+    assert not any(digit in found for digit in "0123456789")
 
 
 def test_a_schema_has_at_most_one_column_of_users(tmp_path: Path) -> None:

@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 _OTHER, _MISSING = -1, -2
 """Codes of texts that are no category, and of missing ones."""
 
+_UNTOLD = -1
+"""Instead of the line of a row, where messages tell none."""
+
 _LARGEST = 1e38
 """What rows in single precision can hold."""
 
@@ -99,7 +102,12 @@ class Parser:
         return [column.name for column in self.schema.features] + target + users
 
     def parse(self, frame: pl.DataFrame, first: int) -> Cells:
-        """The cells of some rows; `first` is the line of the first one, for messages."""
+        """The cells of some rows; `first` is the line of the first one, for messages.
+
+        Where users are read, the number of rows is private: messages tell no lines and no counts.
+        """
+        if self.users is not None:
+            first = _UNTOLD
         y = self._targets(frame, first) if self.target and self.schema.target else None
         values: list[Vector] = []
         codes: list[Codes] = []
@@ -213,9 +221,9 @@ class Parser:
             if self.of_model:
                 why = "because the model was fitted to a table without blanks in it"
                 advice = "fill them in, or drop those rows"
+            line = "" if first == _UNTOLD else f", first in line {first + int(blank.argmax())}"
             raise ValueError(
-                f"Expected no blanks in column {column.name!r}, {why}, found some, first in line "
-                f"{first + int(blank.argmax())}: {advice}."
+                f"Expected no blanks in column {column.name!r}, {why}, found some{line}: {advice}."
             )
         if column.missing is not None and not target:
             values[blank] = column.missing
@@ -326,9 +334,10 @@ def _require_all(
     """Refuse texts that could not be read. No cell is quoted."""
     if wrong := read.null_count() - texts.null_count():
         line = first + int((texts.is_not_null() & read.is_null()).arg_max() or 0)
+        where = "" if first == _UNTOLD else f" in {wrong} rows, first in line {line}"
         raise ValueError(
-            f"Expected {wanted} in column {column.name!r}, found other text in {wrong} rows, first "
-            f"in line {line}: {advice} in the schema, or make the column a category or ignored."
+            f"Expected {wanted} in column {column.name!r}, found other text{where}: {advice} in "
+            "the schema, or make the column a category or ignored."
         )
 
 
