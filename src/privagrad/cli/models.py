@@ -116,7 +116,7 @@ def _kept(model: SavedModel, table: Path, asked: str | None) -> list[str]:
         return []
     if asked is not None:
         return [name.strip() for name in asked.split(",") if name.strip()]
-    ignored = [c.name for c in model.schema.columns if c.kind == "ignore"]
+    ignored = [c.name for c in model.schema.columns if c.kind in ("ignore", "user")]
     codes = [name for name in ignored if looks_like_code(name)]
     there = columns_of(table, model.schema) if codes and table.is_file() else []
     return [name for name in codes if name in there]
