@@ -84,7 +84,7 @@ class Linear:
 
 
 @pytest.mark.parametrize("name", STEPPED)
-@fuzz(12)
+@fuzz(5)
 @given(seed=SEEDS)
 def test_a_user_moves_a_step_by_no_more_than_a_row_may(name, seed):
     rng = np.random.default_rng([seed, 1])
@@ -130,7 +130,7 @@ def test_a_user_moves_a_step_by_no_more_than_a_row_may(name, seed):
 
 
 @pytest.mark.parametrize("name", STEPPED)
-@fuzz(4)
+@fuzz(3)
 @given(seed=SEEDS)
 def test_minimisations_with_and_without_a_user_stay_within_the_sensitivity(name, seed):
     rng = np.random.default_rng([seed, 5])
@@ -161,7 +161,7 @@ def test_minimisations_with_and_without_a_user_stay_within_the_sensitivity(name,
         assert_neighbours(*logs)
 
 
-@fuzz(40)
+@fuzz(15)
 @given(seed=SEEDS)
 def test_fits_with_and_without_a_user_stay_within_the_sensitivity(seed):
     losses = ["logistic", "hinge", "softmax", "multiclass-hinge", "huber", "quantile"]
@@ -195,7 +195,7 @@ def test_fits_with_and_without_a_user_stay_within_the_sensitivity(seed):
     assert_neighbours(*logs)
 
 
-@fuzz(4)
+@fuzz(3)
 @given(seed=SEEDS)
 def test_searches_with_and_without_a_user_stay_within_the_sensitivity(seed):
     rng = np.random.default_rng([seed, 7])
