@@ -474,7 +474,7 @@ def test_an_old_file_gets_a_version_and_keeps_its_rows(old: Ledger) -> None:
     assert rows()[: len(before)] == before
     assert old.account("adult").spent > spent
     [(stored,)] = [row[-1:] for row in rows() if row[4:6] == (run, "finished")]
-    assert json.loads(stored)["version"] == codec.VERSION
+    assert json.loads(stored)["version"] == codec.VERSION_OF_ROWS
 
 
 def test_files_and_events_of_a_newer_version_are_refused(tmp_path: Path) -> None:

@@ -191,6 +191,13 @@ def fit(
             "their frequencies. Probabilities are then those for classes of equal frequency."
         ),
     ] = None,
+    user_column: Annotated[
+        str | None,
+        typer.Option(
+            help="The column that names the user of each row: the guarantee then covers all rows "
+            "of a user together. It is no feature."
+        ),
+    ] = None,
     dataset: Annotated[
         str | None, typer.Option(help="The budget that is charged: see privagrad budget.")
     ] = None,
@@ -268,7 +275,7 @@ def fit(
     request = fitting.FitRequest(
         table, target, epsilon, delta, loss, quantile, stated, labels, choices, seed, dataset,
         budgets, test, noise_kind(noise), cast("fitting.Task | None", task), encoding or "utf-8",
-        class_weight,
+        class_weight, user_column,
     )  # fmt: skip
     with busy(f"reading {table.name}"):
         job = fitting.prepare(request)

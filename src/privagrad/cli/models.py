@@ -120,7 +120,7 @@ def _kept(model: SavedModel, table: Path, asked: str | None) -> list[str]:
         return []
     if asked is not None:
         return [name.strip() for name in asked.split(",") if name.strip()]
-    ignored = [c.name for c in model.schema.columns if c.kind == "ignore"]
+    ignored = [c.name for c in model.schema.columns if c.kind in ("ignore", "user")]
     codes = [name for name in ignored if looks_like_code(name)]
     there = columns_of(table, model.schema) if codes and table.is_file() else []
     return [name for name in codes if name in there]
@@ -223,6 +223,12 @@ def evaluate(
         str | None, typer.Option(help="The budget that is charged: see privagrad budget.")
     ] = None,
     ledger: LedgerPath = None,
+    user_column: Annotated[
+        str | None,
+        typer.Option(
+            help="With --epsilon: the column that names the user of each row. Default: the model's."
+        ),
+    ] = None,
     report: ReportPath = None,
     as_json: Json = False,
 ) -> JsonObject:  # fmt: skip
@@ -243,13 +249,16 @@ def evaluate(
 
     require_outputs([report], [model, table])
     fitted, budgets = load_model(model), Ledger(ledger)
-    request = fitting.EvaluationRequest(fitted, table, epsilon, delta, dataset, budgets)
+    request = fitting.EvaluationRequest(
+        fitted, table, epsilon, delta, dataset, budgets, user_column=user_column
+    )
     with busy(f"reading {table.name}"):
         job = fitting.prepare_evaluation(request)
     if epsilon is not None and dataset is None:
         note("No --dataset given: this run is not charged to any budget.")
     found = fitting.run_evaluation(job)
-    for line in _scores(found, fitted.classes, f"{table.name}, {found['rows']} rows"):
+    unit = found.get("privacy", {}).get("unit", "row")
+    for line in _scores(found, fitted.classes, f"{table.name}, {found['rows']} {unit}s"):
         say(line)
     if cost := found.get("privacy"):
         _say_verdict(cost, found["rows"])

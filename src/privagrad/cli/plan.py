@@ -63,6 +63,9 @@ def plan(
             "than 1/(10 rows)."
         ),
     ] = None,
+    user_column: Annotated[
+        str | None, typer.Option(help="The column that names users, as for `privagrad fit`.")
+    ] = None,
     dataset: Annotated[
         str | None, typer.Option(help="The budget that would be charged: see privagrad budget.")
     ] = None,
@@ -108,7 +111,8 @@ def plan(
     task = "regression" if regression else task
     budgets = None if dataset is None else Ledger(ledger)
     if table is None:
-        given = {"target": target, "schema": schema, "loss": loss, "encoding": encoding}
+        given = {"target": target, "schema": schema, "loss": loss, "encoding": encoding,
+                 "user-column": user_column}  # fmt: skip
         size = _size(rows, columns, [name for name, value in given.items() if value is not None])
         account = None if budgets is None or dataset is None else budgets.account(dataset)
         count = _number_of_classes(classes, task)
@@ -120,7 +124,7 @@ def plan(
         request = fitting.FitRequest(
             table, target, asked[0], delta, loss, schema=_read(schema, encoding), classes=labels,
             dataset=dataset, ledger=budgets, task=cast("fitting.Task | None", task),
-            encoding=encoding or "utf-8",
+            encoding=encoding or "utf-8", user_column=user_column,
         )  # fmt: skip
         with busy(f"counting the rows of {table.name}"):
             found = fitting.forecast_table(request, asked)
@@ -168,14 +172,16 @@ def show_forecast(found: Forecast) -> None:
     from privagrad.linear.recipe import rounded_up
 
     account, paid = found.account, found.account is not None
-    columns = ["epsilon", "expected quality", "rows for 90 %"]
+    columns = ["epsilon", "expected quality", f"{found.table.unit}s for 90 %"]
     columns += ["spent after it", "left after it", "such runs fit"] * paid
     rows = [
         (f"{o.epsilon:g}", "refused" if o.refused else _quality(o.kept),
          rounded_up(o.rows), *(_budget_cells(o.cost) if o.cost else ()))
         for o in found.outlooks
     ]  # fmt: skip
-    show_table(f"{found.table.n:,} rows, delta {found.delta:.3g}", columns, rows, left=0)
+    show_table(
+        f"{found.table.n:,} {found.table.unit}s, delta {found.delta:.3g}", columns, rows, left=0
+    )
     explain(HONESTY)
     for outlook in found.outlooks:
         if outlook.refused:
@@ -231,6 +237,7 @@ def values(found: Forecast) -> JsonObject:
     account, target = found.account, found.table.target
     return {
         "rows": found.table.n,
+        "unit": found.table.unit,
         "encoded_columns": len(found.table.encoding.names),
         "undiscovered": list(found.table.counts),
         "loss": found.settings.loss_name,

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal, Self, get_args
 
-Kind = Literal["number", "category", "date", "duration", "ignore"]
+Kind = Literal["number", "category", "date", "duration", "ignore", "user"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 MISSING_MARKS = frozenset(
     ("?", "-", "--", ".", "na", "n/a", "#n/a", "nan", "null", "none", "nil", "missing", "unknown")
@@ -35,7 +35,8 @@ class Column:
     Attributes
     ----------
     name : str
-    kind : {"number", "category", "date", "duration", "ignore"}
+    kind : {"number", "category", "date", "duration", "ignore", "user"}
+        "user": it names the user of each row, is no feature, and makes a fit protect users.
     low, high : float or None
         Bounds of a number, of a date in days since 1970, or of a duration in seconds, known
         without looking: entries beyond are brought to them.
@@ -156,7 +157,29 @@ class Schema:
 
     @property
     def features(self) -> tuple[Column, ...]:
-        return tuple(c for c in self.columns if c.kind != "ignore" and c.name != self.target)
+        unused = ("ignore", "user")
+        return tuple(c for c in self.columns if c.kind not in unused and c.name != self.target)
+
+    @property
+    def user(self) -> str | None:
+        """The name of the column that names the user of each row, if there is one."""
+        return next((c.name for c in self.columns if c.kind == "user"), None)
+
+    def with_user(self, name: str) -> Schema:
+        """The same where this column, and no other, names the user of each row."""
+        if self.libsvm:
+            raise ValueError(
+                f"Expected a table with named columns for users, found a LIBSVM file without "
+                f"{name!r}: write it as CSV or Parquet."
+            )
+        if self.user not in (None, name):
+            raise ValueError(
+                f"Expected the schema's column of users, {self.user!r}, found {name!r}: name one."
+            )
+        if name == self.target:
+            raise ValueError(f"Expected another column of users than the target {name!r}.")
+        self.column(name)
+        return self.with_columns([Column(name, "user")])
 
     @property
     def encoded(self) -> tuple[Column, ...]:

@@ -21,6 +21,7 @@ from privagrad.data.inference import (
     typed_column,
 )
 from privagrad.data.libsvm import is_libsvm
+from privagrad.data.parsing import Parser
 from privagrad.data.schema import MISSING_MARKS, Schema, did_you_mean
 from privagrad.data.sources import (
     EXCEL,
@@ -129,9 +130,17 @@ def frames(path: Path, schema: Schema, wanted: list[str]) -> Iterator[pl.DataFra
 
 
 def row_count(path: Path, schema: Schema) -> int:
-    """How many rows a table has with the columns of a schema; no cell is parsed."""
+    """How many rows a table has with the columns of a schema; no cell is parsed.
+
+    Where the schema names users, how many users: only their names are read.
+    """
     wanted = [column.name for column in (*schema.features, schema.column(str(schema.target)))]
-    return sum(len(frame) for frame in frames(path, schema, wanted))
+    if schema.user is None:
+        return sum(len(frame) for frame in frames(path, schema, wanted))
+    parser, users = Parser(schema, users=True), set[Any]()
+    for frame in frames(path, schema, [*wanted, schema.user]):
+        users.update(parser.labels(frame).unique().to_list())
+    return len(users)
 
 
 def _without_last(chunks: Iterator[pl.DataFrame], count: int) -> Iterator[pl.DataFrame]:

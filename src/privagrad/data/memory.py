@@ -33,14 +33,15 @@ def open_frame(X: Any, y: Any, schema: Schema, *, double: bool = False) -> Colum
     double : bool
         Whether numbers are kept in double precision, to be predicted.
     """
-    frame, targets = as_polars(X, schema), as_series(str(schema.target), y)
+    frame, targets = as_polars(X, schema, users=not double), as_series(str(schema.target), y)
     if len(targets) != len(frame):
-        raise ValueError(
-            f"Expected as many targets as rows, found {len(targets)} and {len(frame)}."
-        )
+        found = f"{len(targets)} and {len(frame)}" if schema.user is None else "other numbers"
+        raise ValueError(f"Expected as many targets as rows, found {found}.")
     frame = frame.with_columns(targets)
     dtype = np.float64 if double else row_dtype(schema)
-    return open_cells(lambda parser: _slices(frame.select(parser.columns)), schema, dtype, "X")
+    return open_cells(
+        lambda parser: _slices(frame.select(parser.columns)), schema, dtype, "X", users=not double
+    )
 
 
 def encode_frame(X: Any, schema: Schema) -> Any:
@@ -58,10 +59,12 @@ def encode_frame(X: Any, schema: Schema) -> Any:
     return vstack(parts, format="csr")
 
 
-def as_polars(X: Any, schema: Schema) -> pl.DataFrame:
-    """The schema's features of a frame, as a frame of Polars."""
+def as_polars(X: Any, schema: Schema, *, users: bool = False) -> pl.DataFrame:
+    """The schema's features of a frame, as a frame of Polars; with `users` its users, too."""
     library = polars()
     wanted = [column.name for column in schema.features]
+    if users and schema.user is not None:
+        wanted.append(schema.user)
     names = getattr(X, "column_names", None)
     if names is None:
         names = getattr(X, "columns", None)

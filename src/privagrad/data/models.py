@@ -32,7 +32,7 @@ INTERVAL = 1.96
 _SHOWN = 20
 """Coefficients in a notebook."""
 
-FORMAT, VERSION = "privagrad-model", 2
+FORMAT, VERSION, VERSION_OF_ROWS = "privagrad-model", 3, 2
 _ARRAYS = ("coef", "intercept", "coef_noise", "intercept_noise", "centre", "unit", "scale")
 
 
@@ -51,9 +51,11 @@ class SavedModel:
     schema : Schema or None
         Of the table it was fitted to, with all categories; None: a LIBSVM file.
     privacy : dict
-        epsilon, delta, relation, sampling, accountant, seeded, noise, events, and what is public.
+        epsilon, delta, relation, unit, sampling, accountant, seeded, noise, events, and what is
+        public.
     made : dict
         When, with which version, method and settings, for which data set and run of the ledger.
+        `rows` is the number of units: where users are protected, of users.
     evaluation : dict
         What the rows said of it, privately; and what a test table said, exactly.
     coef, intercept : arrays of shape (k, d) and (k,)
@@ -101,6 +103,17 @@ class SavedModel:
         return chunks(path, self.schema, target=target, tally=tally, keep=keep)
 
     @property
+    def privacy_unit(self) -> str:
+        """Whether rows or users are protected; files of earlier versions do not say it."""
+        return str(self.privacy.get("unit", "row"))
+
+    @property
+    def size(self) -> str:
+        """How many rows, or users, it was fitted to."""
+        count = self.made.get("rows")
+        return f"{'?' if count is None else f'{count:,}'} {self.privacy_unit}s"
+
+    @property
     def measurable(self) -> NDArray[np.bool_]:
         """Which columns had rows enough to show their scale; others have a guess."""
         hidden = set(self.made.get("not_measurable", []))
@@ -122,7 +135,7 @@ class SavedModel:
         privacy = self.privacy
         cost = f"epsilon {privacy['epsilon']:.4g}, delta {privacy['delta']:.3g}"
         facts = [
-            ("fitted to", f"{self.made.get('table', '')}, {self.made.get('rows', '?')} rows"),
+            ("fitted to", f"{self.made.get('table', '')}, {self.size}"),
             ("predicts", "a number" if self.classes is None else ", ".join(self.classes)),
             ("privacy", f"NOT PRIVATE (seeded noise): {cost}" if privacy["seeded"] else cost),
             ("on the training rows", self.evaluation.get("verdict", "")),
@@ -168,7 +181,8 @@ class SavedModel:
 
 def save_model(model: SavedModel, path: Path, ready: Callable[[], None] = lambda: None) -> None:
     """Write the file whole or not at all, after `ready`: see `write_once_ready`."""
-    card: dict[str, Any] = {"format": FORMAT, "version": VERSION}
+    version = VERSION if model.privacy_unit == "user" else VERSION_OF_ROWS
+    card: dict[str, Any] = {"format": FORMAT, "version": version}
     card |= {f.name: getattr(model, f.name) for f in fields(model) if f.name not in _ARRAYS}
     card["schema"] = None if model.schema is None else as_values(model.schema)
     content = io.BytesIO()

@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 _OTHER, _MISSING = -1, -2
 """Codes of texts that are no category, and of missing ones."""
 
+_UNTOLD = -1
+"""Instead of the line of a row, where messages tell none."""
+
 _LARGEST = 1e38
 """What rows in single precision can hold."""
 
@@ -73,7 +76,8 @@ class Parser:
 
     The values of `unknown` columns, whose categories are to be discovered, get codes as they occur.
     `counts` holds them in the order of their codes, with their numbers of rows. It is not private.
-    With `of_model` the schema is that of a model, which other rows do not change.
+    With `of_model` the schema is that of a model, which other rows do not change. With `users` the
+    column that names users is among the `columns`.
     """
 
     def __init__(
@@ -84,7 +88,9 @@ class Parser:
         unknown: Sequence[str] = (),
         tally: Tally | None = None,
         of_model: bool = False,
+        users: bool = False,
     ) -> None:
+        self.users = schema.user if users else None
         self.schema, self.target, self.tally, self.of_model = schema, target, tally, of_model
         self.counts: dict[str, Counter[str]] = {name: Counter() for name in unknown}
 
@@ -92,10 +98,16 @@ class Parser:
     def columns(self) -> list[str]:
         """Names of the columns that are parsed."""
         target = [self.schema.target] if self.target and self.schema.target else []
-        return [column.name for column in self.schema.features] + target
+        users = [] if self.users is None else [self.users]
+        return [column.name for column in self.schema.features] + target + users
 
     def parse(self, frame: pl.DataFrame, first: int) -> Cells:
-        """The cells of some rows; `first` is the line of the first one, for messages."""
+        """The cells of some rows; `first` is the line of the first one, for messages.
+
+        Where users are read, the number of rows is private: messages tell no lines and no counts.
+        """
+        if self.users is not None:
+            first = _UNTOLD
         y = self._targets(frame, first) if self.target and self.schema.target else None
         values: list[Vector] = []
         codes: list[Codes] = []
@@ -108,6 +120,21 @@ class Parser:
                 values.append(self._numbers(frame[column.name], column, first))
         n = len(frame)
         return Cells(y, _beside(values, n, np.float64), _beside(codes, n, np.int32))
+
+    def labels(self, frame: pl.DataFrame) -> pl.Series:
+        """The users of some rows, those of texts without blanks around them."""
+        pl = polars()
+        series = frame[str(self.users)]
+        if series.dtype == pl.String:
+            texts = series.str.strip_chars()
+            series = texts.set(texts.is_in(list(self.schema.blanks)), None)
+        if series.null_count():
+            raise ValueError(
+                f"Expected a user in every row, found blanks in column {self.users!r}: nobody's "
+                "guarantee would cover these rows. Name their users, or drop them. Nothing was "
+                "spent."
+            )
+        return series
 
     def _categories(self, series: pl.Series, column: Column) -> Codes:
         found = self._codes(series, column)
@@ -197,9 +224,9 @@ class Parser:
             if self.of_model:
                 why = "because the model was fitted to a table without blanks in it"
                 advice = "fill them in, or drop those rows"
+            line = "" if first == _UNTOLD else f", first in line {first + int(blank.argmax())}"
             raise ValueError(
-                f"Expected no blanks in column {column.name!r}, {why}, found some, first in line "
-                f"{first + int(blank.argmax())}: {advice}."
+                f"Expected no blanks in column {column.name!r}, {why}, found some{line}: {advice}."
             )
         if column.missing is not None and not target:
             values[blank] = column.missing
@@ -238,6 +265,7 @@ class Parser:
         if not (wrong := read.null_count() - texts.null_count()):
             return
         line = first + int((texts.is_not_null() & read.is_null()).arg_max() or 0)
+        where = "" if first == _UNTOLD else f" in {wrong} rows, first in line {line}"
         told = f"{advice} in the schema, or make the column a category or ignored."
         if self.of_model:
             told = (
@@ -245,8 +273,7 @@ class Parser:
                 f"(decimal {self.schema.decimal!r}, thousands {self.schema.thousands!r})."
             )
         raise ValueError(
-            f"Expected {wanted} in column {column.name!r}, found other text in {wrong} rows, first "
-            f"in line {line}: {told}"
+            f"Expected {wanted} in column {column.name!r}, found other text{where}: {told}"
         )
 
     @cached_property

@@ -21,6 +21,7 @@ from privagrad.data.libsvm import is_libsvm, libsvm_schema, open_libsvm
 from privagrad.data.parsing import Parser, Tally
 from privagrad.data.schema import Schema
 from privagrad.data.tables import ColumnTable, Rows, Spool, Table
+from privagrad.privacy.users import Users
 
 if TYPE_CHECKING:
     import polars as pl
@@ -39,16 +40,20 @@ __all__ = [
 ]
 
 
-def open_table(path: Path, schema: Schema, *, of_model: bool = False) -> Table:
+def open_table(
+    path: Path, schema: Schema, *, of_model: bool = False, users: bool | None = None
+) -> Table:
     """Parse a file, once: numbers within bounds, blanks as NaN, categories as codes.
 
     The schema has a target. Values of categories that it does not state are counted. `of_model`:
-    the schema is that of a model, for messages.
+    the schema is that of a model, for messages. `users`: whether users are read, by default unless
+    it is that of a model.
     """
     require_table(path)
     if schema.libsvm:
         return open_libsvm(path, schema)
-    return _open_columns(path, schema, row_dtype(schema), of_model)
+    named = not of_model if users is None else users
+    return _open_columns(path, schema, row_dtype(schema), of_model, named)
 
 
 def row_dtype(schema: Schema) -> Any:
@@ -131,25 +136,31 @@ def _unknown(schema: Schema) -> list[str]:
     return [c.name for c in columns if c.kind == "category" and not c.categories]
 
 
-def _open_columns(path: Path, schema: Schema, dtype: Any, of_model: bool = False) -> ColumnTable:
+def _open_columns(
+    path: Path, schema: Schema, dtype: Any, of_model: bool = False, users: bool = False
+) -> ColumnTable:
     def read(parser: Parser) -> Iterator[pl.DataFrame]:
         return frames(path, schema, parser.columns)
 
-    return open_cells(read, schema, dtype, path.name, of_model)
+    return open_cells(read, schema, dtype, path.name, of_model, users)
 
 
 def open_cells(
     read: Callable[[Parser], Iterator[pl.DataFrame]], schema: Schema, dtype: Any, name: str,
-    of_model: bool = False,
+    of_model: bool = False, users: bool = False,
 ) -> ColumnTable:  # fmt: skip
-    """Parse the frames that `read` yields of the parser's columns; `name` is for messages."""
+    """Parse the frames that `read` yields of the parser's columns; `name` is for messages.
+
+    With `users` the table knows them, if the schema has a column of users.
+    """
     kinds = [part.kind for part in schema.encoded]
     if not kinds:
         raise ValueError(f"Expected columns to read in {name}, found none.")
-    parser = Parser(schema, unknown=_unknown(schema), of_model=of_model)
+    parser = Parser(schema, unknown=_unknown(schema), of_model=of_model, users=users)
     numbers = Spool(kinds.count("number"), dtype)
     codes = Spool(kinds.count("category"), np.int32)
     targets, first = [np.empty(0)], 1 + schema.header
+    labels: list[pl.Series] = []
     for frame in read(parser):
         cells = parser.parse(frame, first)
         first += len(frame)
@@ -157,7 +168,12 @@ def open_cells(
         codes.append(cells.codes)
         if cells.y is not None:
             targets.append(cells.y)
+        if parser.users is not None:
+            labels.append(parser.labels(frame))
     y = np.concatenate(targets)
     if not y.size:
         raise ValueError(f"Expected rows in {name}, found none.")
-    return ColumnTable(schema, y, parser.counts, numbers, codes)
+    named = None
+    if parser.users is not None:
+        named = Users.numbered(label for part in labels for label in part.to_list())
+    return ColumnTable(schema, y, parser.counts, numbers, codes, users=named)

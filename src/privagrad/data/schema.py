@@ -40,7 +40,7 @@ __all__ = [
 
 _FILE = ("separator", "header", "blanks", "encoding", "decimal", "thousands", "sheet")
 _WHOLE_DATE = re.compile(r"%[YyFDs]")
-_KIND_HELP = "number, category, boolean, date, duration or ignore"
+_KIND_HELP = "number, category, boolean, date, duration, ignore or user"
 
 
 def read_schema(path: Path) -> Schema:
@@ -62,7 +62,12 @@ def read_schema(path: Path) -> Schema:
     names = [column.name for column in columns]
     twice = sorted(name for name, count in Counter(names).items() if count > 1)
     problems += [f"column {name!r} stands there twice" for name in twice]
+    users = [column.name for column in columns if column.kind == "user"]
+    if len(users) > 1:
+        problems.append(f"more than one column of kind 'user': {', '.join(map(repr, users))}")
     target = values.get("target") or None
+    if target in users:
+        problems.append(f"target {target!r} is the column of users")
     if target is not None and target not in names:
         problems.append(f"target {target!r} is no column.{did_you_mean(str(target), names)}")
     file = _file(values.get("file", {}), problems)
@@ -250,6 +255,8 @@ def _written(schema: Schema) -> list[str]:
 def _entries(column: Column) -> list[str]:
     """The entries of a column, most of them to be filled in."""
     never = "# missing = false  # if it is public knowledge that it is never blank"
+    if column.kind == "user":
+        return []
     if column.kind == "number":
         return [
             "# low = 0.0      # with bounds for all columns no budget goes to finding ranges",

@@ -7,7 +7,7 @@ import zlib
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from tempfile import TemporaryFile
 from typing import Any, ClassVar, NamedTuple, Self
@@ -15,10 +15,12 @@ from typing import Any, ClassVar, NamedTuple, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from privagrad._internal.validate import Vector
+from privagrad._internal.validate import Integers, Vector
 from privagrad.data.encoding import Codes, Encoding, encoding_of, one_hot, renumbered
 from privagrad.data.overlap import Marks, marks_of
 from privagrad.data.schema import Column, Schema
+from privagrad.privacy.events import Unit
+from privagrad.privacy.users import Users
 
 CHUNK = 50_000
 """Rows that are in memory at once."""
@@ -47,12 +49,14 @@ class Table(ABC):
     `counts` holds the columns whose categories are to be discovered, the target the last of them:
     the values in the order of their codes, and how many rows have them. It is not private. `y` is
     the parsed target: numbers, codes of the stated categories (-1 for others), or codes of the
-    values in `counts`; NaN where missing.
+    values in `counts`; NaN where missing. `users` say whose rows they are, where users are
+    protected.
     """
 
     schema: Schema
     y: Vector
     counts: Mapping[str, Counter[str]]
+    users: Users | None = field(default=None, kw_only=True)
 
     public_columns: ClassVar[str] = (
         "names, kinds, bounds and categories of columns that the schema states"
@@ -65,7 +69,13 @@ class Table(ABC):
 
     @property
     def n(self) -> int:
-        return self.y.size
+        """The number of units, which is public: of users if they are known, or else of rows."""
+        return self.y.size if self.users is None else self.users.count
+
+    @property
+    def unit(self) -> Unit:
+        """What a guarantee for this table protects."""
+        return "row" if self.users is None else "user"
 
     @property
     def target(self) -> Column:
@@ -91,7 +101,7 @@ class Table(ABC):
     @property
     def checksum(self) -> int:
         """Of the rows without their targets; of a large table, of pieces of it."""
-        found = zlib.crc32(str(self.n).encode())
+        found = zlib.crc32(str(self.y.size).encode())
         for buffer in self.buffers():
             flat = buffer.reshape(-1)
             size = max(_PIECE // buffer.itemsize, 1)
@@ -102,6 +112,20 @@ class Table(ABC):
     def marks(self) -> Marks | None:
         """A number for each row that its entries determine, for rows in memory. NOT private."""
         return None
+
+    def counts_of(self, rows: Integers) -> dict[str, Counter[str]]:
+        """The `counts` of some rows alone."""
+        return {name: self._counted(name, rows) for name in self.counts}
+
+    def _counted(self, name: str, rows: Integers) -> Counter[str]:
+        codes = self._codes_of(name)[rows]
+        found = np.bincount(codes[codes >= 0], minlength=len(self.counts[name])).tolist()
+        pairs = zip(self.counts[name], found, strict=True)
+        return Counter({value: count for value, count in pairs if count})
+
+    def _codes_of(self, name: str) -> Codes:
+        """A column as places in its `counts`, -1 where it is missing; by default the target's."""
+        return np.where(np.isnan(self.y), -1, self.y).astype(np.int32)
 
     def with_categories(self, found: Mapping[str, tuple[str, ...]]) -> Self:
         """The same rows where these columns have these categories, by name."""
@@ -169,6 +193,12 @@ class ColumnTable(Table):
     def encoding(self) -> Encoding:
         return encoding_of(self.schema)
 
+    def _codes_of(self, name: str) -> Codes:
+        if name == self.target.name:
+            return super()._codes_of(name)
+        categories = [c.name for c in self.schema.encoded if c.kind == "category"]
+        return np.asarray(self.codes.array()[:, categories.index(name)])
+
     def rows(self) -> Any:
         if self.encoding.sparse:
             return self._csr()
@@ -184,17 +214,21 @@ class ColumnTable(Table):
         """All rows as a CSR matrix, written into one piece of memory part by part."""
         from scipy.sparse import csr_array
 
-        most = self.n * (len(self.schema.encoded) + self.encoding.indicators)
+        most = self.y.size * (len(self.schema.encoded) + self.encoding.indicators)
         small = np.int32 if most < 2**31 else np.int64
         # Memory that is never written to is never taken.
-        data, indices, starts = np.empty(most), np.empty(most, small), np.zeros(self.n + 1, small)
+        data, indices, starts = (
+            np.empty(most),
+            np.empty(most, small),
+            np.zeros(self.y.size + 1, small),
+        )
         end = 0
         for place, X in self._matrices(np.float64):
             entries = slice(end, end + X.data.size)
             data[entries], indices[entries] = X.data, X.indices
             starts[place.start + 1 : place.stop + 1] = end + X.indptr[1:]
             end = entries.stop
-        shape = self.n, len(self.encoding.names)
+        shape = self.y.size, len(self.encoding.names)
         return csr_array((data[:end], indices[:end], starts), shape=shape)
 
     def parts(self) -> Iterator[Rows]:
@@ -203,8 +237,8 @@ class ColumnTable(Table):
 
     def _matrices(self, dtype: Any) -> Iterator[tuple[slice, Any]]:
         categories = [c for c in self.schema.encoded if c.kind == "category"]
-        for first in range(0, self.n, CHUNK):
-            stop = min(first + CHUNK, self.n)
+        for first in range(0, self.y.size, CHUNK):
+            stop = min(first + CHUNK, self.y.size)
             codes: Codes = self.codes.part(first, stop)
             for j, column in enumerate(categories):
                 if column.name in self.counts:

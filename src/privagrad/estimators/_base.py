@@ -29,6 +29,7 @@ from privagrad.estimators._tables import (
     name_of,
     read_xy,
     schema_of,
+    users_of,
 )
 from privagrad.fitting import (
     FitSettings,
@@ -95,7 +96,7 @@ class PrivateLinearEstimator(FittedEstimator):
     def _row_scores(self, given: Given) -> NDArray[np.float64]:
         """How good the prediction for each row is, from 0 to 1. Not private."""
 
-    def fit(self, X: Any, y: Any, **refused: Any) -> Self:
+    def fit(self, X: Any, y: Any, *, groups: Any = None, **refused: Any) -> Self:
         """Fit to rows and targets.
 
         Parameters
@@ -105,17 +106,28 @@ class PrivateLinearEstimator(FittedEstimator):
             Polars or Arrow table with its columns.
         y : array of shape (n,)
             The targets.
+        groups : array of shape (n,), optional
+            The user of each row, any hashable values: privacy then protects users, each with all of
+            their rows, and every user counts once. With a `schema` a column of kind "user" may
+            name them instead. The number of users is public, that of rows is not.
         **refused : None
             ``sample_weight`` is refused: a weight would change what one row may contribute.
         """
         _refuse(refused)
         schema = schema_of(self.schema)
+        users = users_of(groups, X, y)
         if schema is None:
-            given = self._read(X, y)
+            given = replace(self._read(X, y), users=users)
             table: Table = self._table(given)
             labels = self._labels(given)
             return self._fit_job(self._prepared(table, labels), lambda _: labels)
+        if users is not None and schema.user is not None:
+            raise ValueError(
+                f"Expected groups=, or a schema with a column of users, found both: leave out "
+                f"groups=, the schema's column {schema.user!r} names them."
+            )
         framed, kind = self._framed(X, y, schema)
+        framed = framed if users is None else replace(framed, users=users)
         known = framed.target.categories if framed.target.name not in framed.counts else None
         told = None if known is None else _labels.typed(known, kind)
         job = self._prepared(framed, told)
@@ -145,7 +157,7 @@ class PrivateLinearEstimator(FittedEstimator):
     def _table(self, given: Given) -> MatrixTable:
         """The rows within their bounds, with targets as a fit needs them."""
         target, y = self._target(given)
-        table = matrix_table(self, given.rows, y, target)
+        table = matrix_table(self, given.rows, y, target, given.users)
         names = table.names
         return table.within(edges_of("bounds", self.bounds, given.rows.shape[1], names))
 

@@ -17,7 +17,8 @@ from privagrad._internal.validate import Vector
 from privagrad.data.columns import did_you_mean
 from privagrad.data.matrices import MatrixTable
 from privagrad.data.schema import Column, Schema, read_schema
-from privagrad.glm.rows import DenseRows, SparseRows, as_rows, strange_columns
+from privagrad.glm.rows import DenseRows, SparseRows, as_rows, as_targets, strange_columns
+from privagrad.privacy.users import Users
 
 BoundsLike = tuple[Any, Any] | Mapping[Any, Any] | None
 SchemaLike = Schema | Path | str | None
@@ -37,17 +38,30 @@ class Given:
     """Finite rows, and the targets as the user gave them.
 
     `labels` are the distinct labels of the rows that were read, which are public; empty in a
-    regression.
+    regression. `users` say whose rows they are, where users are protected.
     """
 
     rows: DenseRows | SparseRows
     y: NDArray[Any]
     labels: NDArray[Any]
     target: str
+    users: Users | None = None
 
     def take(self, chosen: NDArray[np.int64]) -> Given:
         """These rows. Which labels occur among them is not public: `labels` stay as they are."""
-        return replace(self, rows=as_rows(self.rows.matrix[chosen]), y=self.y[chosen])
+        users = None if self.users is None else self.users.take(chosen)
+        rows = as_rows(self.rows.matrix[chosen])
+        return replace(self, rows=rows, y=self.y[chosen], users=users)
+
+
+def users_of(groups: Any, X: Any, y: Any) -> Users | None:
+    """The users of rows, if they are named. Lengths are compared here, where none is told."""
+    if groups is None:
+        return None
+    rows = X.shape[0] if hasattr(X, "shape") else len(X)
+    if len(as_targets(y)) != rows:
+        raise ValueError("Expected as many targets as rows, found another number of them.")
+    return Users.of(groups, rows)
 
 
 @_quiet
@@ -115,12 +129,16 @@ def require_finite(estimator: Any, X: Any) -> None:
 
 
 def matrix_table(
-    estimator: Any, rows: DenseRows | SparseRows, y: Vector, target: Column
+    estimator: Any,
+    rows: DenseRows | SparseRows,
+    y: Vector,
+    target: Column,
+    users: Users | None = None,
 ) -> MatrixTable:
     """Validated rows with their targets as numbers, or as codes of the target's categories."""
     names = getattr(estimator, "feature_names_in_", None)
     told = None if names is None else tuple(map(str, names))
-    return MatrixTable(Schema((target,), target.name), y, {}, rows, told)
+    return MatrixTable(Schema((target,), target.name), y, {}, rows, told, users=users)
 
 
 def name_of(y: Any) -> str:

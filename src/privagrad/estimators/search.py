@@ -19,7 +19,7 @@ from privagrad._internal import validate
 from privagrad.data.matrices import MatrixTable
 from privagrad.estimators._base import PrivateLinearEstimator, estimator_source
 from privagrad.estimators._repeats import warn_of_repeated_fit
-from privagrad.estimators._tables import Given, name_columns
+from privagrad.estimators._tables import Given, name_columns, users_of
 from privagrad.fitting import FitSettings, check_settings, first_plan, prepare_table
 from privagrad.linear import Choices, Plan, default_delta, warn_if_hopeless
 from privagrad.privacy.accounting import PrivacyPlan
@@ -119,7 +119,7 @@ class PrivateSearch(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
         self.mean_runs = mean_runs
         self.random_state = random_state
 
-    def fit(self, X: Any, y: Any) -> Self:
+    def fit(self, X: Any, y: Any, *, groups: Any = None) -> Self:
         """Search on rows and targets.
 
         Parameters
@@ -128,21 +128,27 @@ class PrivateSearch(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
             The rows, as for `fit` of the estimator.
         y : array of shape (n,)
             The targets.
+        groups : array of shape (n,), optional
+            The user of each row, as for `fit` of the estimator: a user's rows are all fitted, or
+            all held out.
         """
         epsilon = validate.positive("epsilon", self.epsilon)
         if validate.positive("mean_runs", self.mean_runs) <= 1:
             raise ValueError(f"Expected mean_runs > 1, found {self.mean_runs!r}.")
         self._check_candidates()
         source = estimator_source(self.random_state, self.estimator.noise)
-        given: Given = clone(self.estimator)._read(X, y)
-        n = given.y.size
+        users = users_of(groups, X, y)
+        given: Given = replace(clone(self.estimator)._read(X, y), users=users)
+        n = given.y.size if users is None else users.count
         delta = default_delta(n) if self.delta is None else validate.delta_of(self.delta, n)
         train, test = _split(given, source)
         candidates = self._posed(train)
         run = calibrated_run(candidates, float(self.mean_runs), epsilon, delta)
-        warn_if_hopeless(train.y.size, run.epsilon, run.fit.relative_noise)
+        fitted_table = candidates[0].table
+        warn_if_hopeless(fitted_table.n, run.epsilon, run.fit.relative_noise, fitted_table.unit)
         if not source.seeded:
-            warn_of_repeated_fit(replace(candidates[0].table, given=given.rows, y=np.zeros(n)))
+            everything = np.zeros(given.y.size)
+            warn_of_repeated_fit(replace(fitted_table, given=given.rows, y=everything))
         best: tuple[float, dict[str, Any], Any] = (-math.inf, {}, None)
         # Whatever a run prints or warns of would tell how many runs there are.
         with warnings.catch_warnings():
@@ -150,7 +156,7 @@ class PrivateSearch(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
             for _ in range(int(source.sampler.geometric(1 / self.mean_runs))):
                 candidate = candidates[source.sampler.integers(len(candidates))]
                 fitted = self._fitted(candidate, train.labels, run, source)
-                score = _noisy_mean(fitted._row_scores(test), run.score, source)
+                score = _noisy_mean(_scores(fitted, test), run.score, source)
                 if score > best[0]:
                     best = (score, candidate.setting, fitted)
         self.best_score_, self.best_params_, self.best_estimator_ = best
@@ -292,17 +298,36 @@ def planned_run(
             "over step_size and radius alone."
         )
     score = query_event(_SCORE, epsilon, delta, "zero-out")
+    score = replace(score, unit=candidates[0].table.unit)
     events = cast(tuple[GaussianEvent, ...], releases.pop())  # SelectEvent refuses others
     return RunPlan(epsilon, plans[0], score, SelectEvent((*events, score), mean_runs))
 
 
 def _split(given: Given, source: RandomSource) -> tuple[Given, Given]:
-    """The rows to fit and the rows to score, drawn without looking at them."""
-    n = given.y.size
+    """The rows to fit and the rows to score, drawn without looking at them; a user's together."""
+    n, what = given.y.size, "rows"
+    if given.users is not None:
+        n, what = given.users.count, "users"
     held_out = source.sampler.random(n) < _SCORED
     if not 0 < held_out.sum() <= n - 2:
-        raise ValueError(f"Expected enough rows to fit two and hold some out, found {n}: add rows.")
+        raise ValueError(
+            f"Expected enough {what} to fit two and hold some out, found {n}: add {what}."
+        )
+    if given.users is not None:
+        held_out = held_out[given.users.numbers]
     return given.take(np.flatnonzero(~held_out)), given.take(np.flatnonzero(held_out))
+
+
+def _scores(fitted: PrivateLinearEstimator, test: Given) -> NDArray[np.float64]:
+    """The score of every row; with users, of every user the mean of the scores of the user's rows.
+
+    A user's depends on nothing but the user's rows, which are added up in their order.
+    """
+    scores = np.clip(fitted._row_scores(test), 0.0, 1.0)
+    if test.users is None:
+        return scores
+    numbers, count = test.users.numbers, test.users.count
+    return np.bincount(numbers, scores, count) / np.bincount(numbers, minlength=count)
 
 
 def _noisy_mean(scores: NDArray[np.float64], event: GaussianEvent, source: RandomSource) -> float:

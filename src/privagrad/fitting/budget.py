@@ -26,9 +26,9 @@ def paying_account(
     if math.isinf(epsilon):
         raise ValueError("Expected a finite epsilon for a run that a budget pays, found inf.")
     account = ledger.account(dataset)
-    after = account.spent_with(_typical(epsilon, account.delta))
+    after = account.spent_with(_typical(epsilon, account))
     if not after <= 1.01 * account.epsilon:
-        raise refusal(account, epsilon, after, lambda e: _typical(e, account.delta))
+        raise refusal(account, epsilon, after, lambda e: _typical(e, account))
     return account
 
 
@@ -92,6 +92,7 @@ def refusal(
     )
 
 
-def _typical(epsilon: float, delta: float) -> tuple[Event, ...]:
+def _typical(epsilon: float, account: Account) -> tuple[Event, ...]:
     """One Gaussian release of this cost, which composes much as a fit does."""
-    return PrivacyPlan.calibrate_event(GaussianEvent(1.0), epsilon, delta).events
+    event = GaussianEvent(1.0, unit=account.unit or "row")
+    return PrivacyPlan.calibrate_event(event, epsilon, account.delta).events

@@ -42,27 +42,28 @@ def require_writable(path: Path) -> None:
 
 def require_enough_rows(table: Table, plan: Plan, epsilon: float) -> None:
     """Refuse a fit that the number of rows, which is public, is certain to make useless."""
-    n, noise = table.n, plan.relative_noise
+    n, noise, units = table.n, plan.relative_noise, f"{table.unit}s"
     if n < _LEAST_ROWS or noise >= _MOST_NOISE:
         needed = max(_LEAST_ROWS, round(n * noise / _MOST_NOISE))
         raise ValueError(
-            f"Expected at least {needed} rows for epsilon {epsilon:g} and so many columns, found "
-            f"{n}: the noise would hide everything that they could teach. Give more rows, fewer "
-            "columns or a larger epsilon. Nothing was spent."
+            f"Expected at least {needed} {units} for epsilon {epsilon:g} and so many columns, "
+            f"found {n}: the noise would hide everything that they could teach. Give more "
+            f"{units}, fewer columns or a larger epsilon. Nothing was spent."
         )
     if CATEGORIES not in plan.privacy:
         return
     least = threshold(len(table.counts), n, categories_event(plan.privacy))
     if table.target.name in table.counts and n < 2 * least:
         raise ValueError(
-            f"Expected at least {2 * least:.0f} rows to discover two classes, each of which needs "
-            f"about {least:.0f} rows under this epsilon; found {n}. State the classes, in the "
-            "schema or with --classes (classes=). Nothing was spent."
+            f"Expected at least {2 * least:.0f} {units} to discover two classes, each of which "
+            f"needs about {least:.0f} {units} under this epsilon; found {n}. State the "
+            "classes, in the schema or with --classes (classes=). Nothing was spent."
         )
     if not table.encoding.names and n < least:
         raise ValueError(
-            f"Expected at least {least:.0f} rows to discover a category, found {n}, and no column "
-            "with stated categories or numbers. State categories in the schema. Nothing was spent."
+            f"Expected at least {least:.0f} {units} to discover a category, found {n}, and no "
+            "column with stated categories or numbers. State categories in the schema. Nothing "
+            "was spent."
         )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from privagrad._internal.validate import Vector
 from privagrad.data.libsvm import is_libsvm, libsvm_schema, open_libsvm
 from privagrad.data.models import SavedModel
 from privagrad.data.readers import open_table, require_table
+from privagrad.data.schema import Column, Schema
 from privagrad.data.tables import Table
 from privagrad.fitting.budget import (
     paying_account,
@@ -29,10 +30,11 @@ from privagrad.fitting.snapshots import fingerprint, snapshot
 from privagrad.glm.rows import as_rows
 from privagrad.linear import default_delta
 from privagrad.privacy.accounting import PrivacyPlan
-from privagrad.privacy.events import GaussianEvent
-from privagrad.privacy.ledger import Account, Ledger
+from privagrad.privacy.events import GaussianEvent, Unit
+from privagrad.privacy.ledger import Account, Ledger, require_unit
 from privagrad.privacy.noise import random_source
 from privagrad.privacy.releases import Releases
+from privagrad.privacy.users import Users
 from privagrad.queries.categories import PURPOSE as CATEGORIES
 from privagrad.queries.evaluation import EVALUATION, Predicted, evaluate, evaluate_exactly
 from privagrad.queries.figures import Evaluation
@@ -46,7 +48,8 @@ class EvaluationRequest:
     """What a user asks for: without an `epsilon`, exact figures that no budget pays for.
 
     `dataset` names the budget in `ledger` that pays. Without a `delta` it is the budget's, or else
-    below 1/(10 n). A `seed` makes figures that are not private.
+    below 1/(10 n). A `seed` makes figures that are not private. Private figures protect users where
+    the model's schema names them, or a `user_column` does.
     """
 
     model: SavedModel
@@ -56,11 +59,15 @@ class EvaluationRequest:
     dataset: str | None = None
     ledger: Ledger | None = None
     seed: int | None = None
+    user_column: str | None = None
 
 
 @dataclass(frozen=True)
 class PreparedEvaluation:
-    """Rows that were read and checked; nothing is spent. `plan` is None for exact figures."""
+    """Rows that were read and checked; nothing is spent. `plan` is None for exact figures.
+
+    `users` say whose rows they are, where users are protected.
+    """
 
     request: EvaluationRequest
     rows: Predicted
@@ -68,6 +75,7 @@ class PreparedEvaluation:
     plan: PrivacyPlan | None
     account: Account | None
     fingerprint: str | None
+    users: Users | None = None
 
 
 def prepare_evaluation(request: EvaluationRequest) -> PreparedEvaluation:
@@ -89,21 +97,23 @@ def prepare_evaluation(request: EvaluationRequest) -> PreparedEvaluation:
             require_own_rows(request.ledger, account, content, path.name)
         else:
             _require_unpaid(request)
-        table = _opened(request.model, path)
+        table = _opened(request, path)
+    if account is not None:
+        require_unit(account, table.unit)
     rows = _predicted(request, table)
     if request.epsilon is None:
         return PreparedEvaluation(request, rows, 0.0, None, None, None)
     delta = request.delta or (account.delta if account else default_delta(table.n))
     validate.delta_of(delta, table.n)
-    plan = _plan(request.epsilon, delta)
+    plan = _plan(request.epsilon, delta, table.unit)
     least = plan.noise_multiplier / _MOST_NOISE
     if table.n < least:
         raise ValueError(
-            f"Expected at least {math.ceil(least)} rows for a private evaluation at epsilon "
-            f"{request.epsilon:g}, found {table.n}: noise would hide everything. Give more rows or "
-            "a larger epsilon. Nothing was spent."
+            f"Expected at least {math.ceil(least)} {table.unit}s for a private evaluation at "
+            f"epsilon {request.epsilon:g}, found {table.n}: noise would hide everything. Give more "
+            f"{table.unit}s or a larger epsilon. Nothing was spent."
         )
-    return PreparedEvaluation(request, rows, delta, plan, account, content)
+    return PreparedEvaluation(request, rows, delta, plan, account, content, table.users)
 
 
 def run_evaluation(job: PreparedEvaluation) -> dict[str, Any]:
@@ -117,12 +127,15 @@ def run_evaluation(job: PreparedEvaluation) -> dict[str, Any]:
     if job.account is not None and ledger is not None:
         about["run"] = _reserve(job, job.account, ledger, job.plan)
     releases = Releases(job.plan, random_source(request.seed), job.delta)
-    found, report = evaluate(job.rows, releases), releases.report()
+    rows = job.rows
+    if job.users is not None:
+        rows = rows.take(job.users.draw(releases.source.another_generator()).chosen)
+    found, report = evaluate(rows, releases), releases.report()
     if about["run"] is not None and ledger is not None:
         ledger.finish(about["run"], report.events)
     cost = {"epsilon": report.epsilon, "delta": report.delta, "relation": report.relation,
-            "seeded": report.seeded}  # fmt: skip
-    about["rows"] = len(job.rows.known)
+            "unit": report.unit, "seeded": report.seeded}  # fmt: skip
+    about["rows"] = len(rows.known)
     return {**about, "privacy": cost, **as_values(found, request.model.classes)}
 
 
@@ -162,16 +175,35 @@ def _require_unpaid(request: EvaluationRequest) -> None:
     require_no_budget(request.ledger, request.table, what, advice)
 
 
-def _opened(model: SavedModel, path: Path) -> Table:
+def _opened(request: EvaluationRequest, path: Path) -> Table:
+    model, user = request.model, request.user_column
+    if user is not None and request.epsilon is None:
+        raise ValueError(
+            "Expected --epsilon with --user-column, found none: exact figures protect nobody."
+        )
     if model.schema is not None:
         if is_libsvm(path):
             raise ValueError(
                 f"Expected a table with the columns of {model.made['table']}, found {path.name}."
             )
-        return open_table(path, model.schema, of_model=True)
+        schema = model.schema if user is None else _naming(model.schema, user)
+        return open_table(path, schema, of_model=True, users=request.epsilon is not None)
+    if user is not None:
+        raise ValueError(f"Expected a table with named columns for users, found {path.name}.")
     schema = libsvm_schema("number" if model.classes is None else "category",
                            tuple(model.classes or ()))  # fmt: skip
     return open_libsvm(path, schema, len(model.features))
+
+
+def _naming(schema: Schema, user: str) -> Schema:
+    """The schema of a model with this column of users, which it need not know yet."""
+    if user not in [column.name for column in schema.columns]:
+        schema = replace(schema, columns=(*schema.columns, Column(user, "ignore")))
+    if user in [column.name for column in schema.features]:
+        raise ValueError(
+            f"Expected a column of users that is no feature of the model, found {user!r}."
+        )
+    return schema.with_user(user)
 
 
 def _predicted(request: EvaluationRequest, table: Table) -> Predicted:
@@ -180,7 +212,7 @@ def _predicted(request: EvaluationRequest, table: Table) -> Predicted:
     if request.epsilon is None:
         require_test_rows(table, name, stated=model.classes is not None and not discovered)
     elif model.classes is not None:
-        class_numbers(table.targets, discovered=discovered)
+        class_numbers(table.targets, discovered=discovered, unit=table.unit)
     # Row by row, unlike `model.margins`: what one row contributes must not depend on the others.
     weights = np.ascontiguousarray(model.coef.T)
     parts = (as_rows(model.filled(part.X)).margins(weights) for part in table.parts())
@@ -213,8 +245,8 @@ def _scale(model: SavedModel) -> tuple[float, float] | None:
     return None if found is None else (float(found[0]), float(found[1]))
 
 
-def _plan(epsilon: float, delta: float) -> PrivacyPlan:
-    event = GaussianEvent(1.0, purpose=EVALUATION.purpose)
+def _plan(epsilon: float, delta: float, unit: Unit) -> PrivacyPlan:
+    event = GaussianEvent(1.0, purpose=EVALUATION.purpose, unit=unit)
     return PrivacyPlan.calibrate_event(event, epsilon, delta)
 
 
@@ -222,6 +254,7 @@ def _reserve(job: PreparedEvaluation, account: Account, ledger: Ledger, plan: Pr
     epsilon = float(job.request.epsilon or 0.0)
     note = f"evaluate {job.request.table.name}: epsilon {epsilon:g}"
     return reserve(
-        ledger, account, note, epsilon, lambda e: _plan(e, job.delta).events, plan.events,
+        ledger, account, note, epsilon,
+        lambda e: _plan(e, job.delta, plan.unit).events, plan.events,
         job.fingerprint,
     )  # fmt: skip

@@ -14,6 +14,7 @@ from privagrad.fitting.save import FittedTable, finish
 from privagrad.linear import Plan, Problem, run_fit
 from privagrad.privacy.noise import random_source
 from privagrad.privacy.releases import Releases
+from privagrad.privacy.users import UserRows
 from privagrad.queries.categories import categories_event, discover, threshold
 
 
@@ -27,22 +28,25 @@ def run(job: PreparedFit, out: Path | None = None, progress: bool | None = None)
         require_writable(out)
     source = random_source(job.settings.random_state, job.settings.noise)
     releases = Releases(job.privacy, source, job.delta)
+    users = None
+    if job.table.users is not None:
+        users = job.table.users.draw(source.another_generator())
     if job.discovers:
         run_name = _reserve(job)
-        table = job.table.with_categories(_discover(job, releases))
-        problem, plan = _posed(job, table)
+        table = job.table.with_categories(_discover(job, releases, users))
+        problem, plan = _posed(job, table, users)
     else:
         # What cannot be encoded fails before anything is spent.
         table = job.table
-        problem, plan = _posed(job, table)
+        problem, plan = _posed(job, table, users)
         run_name = _reserve(job)
     model = run_fit(problem, plan, releases, progress)
     return finish(job, FittedTable(table, plan, model, run_name), out)
 
 
-def _posed(job: PreparedFit, table: Table) -> tuple[Problem, Plan]:
+def _posed(job: PreparedFit, table: Table, users: UserRows | None) -> tuple[Problem, Plan]:
     """The problem of a table all of whose categories are known, and its plan."""
-    problem = pose(table, job.settings, discovered=job.discovers)
+    problem = pose(table, job.settings, discovered=job.discovers, users=users)
     plan = job.plan(problem.facts)
     if plan.privacy != job.privacy:
         raise RuntimeError("Expected the releases that were planned, found others.")
@@ -59,12 +63,19 @@ def _reserve(job: PreparedFit) -> str | None:
     return reserve(ledger, account, note, epsilon, job.events_at, job.events, job.fingerprint)
 
 
-def _discover(job: PreparedFit, releases: Releases) -> dict[str, tuple[str, ...]]:
-    """Categories of the columns where the schema states none; at least two of the target."""
+def _discover(
+    job: PreparedFit, releases: Releases, users: UserRows | None
+) -> dict[str, tuple[str, ...]]:
+    """Categories of the columns where the schema states none; at least two of the target.
+
+    Of each user one row counts.
+    """
     target, counts = job.table.target.name, job.table.counts
     if job.privacy.unprotected:
         found = {name: tuple(sorted(values)) for name, values in counts.items()}
     else:
+        if users is not None:
+            counts = job.table.counts_of(users.chosen)
         found = discover(counts, job.n, releases)
     if target not in found:
         return found
@@ -75,8 +86,8 @@ def _discover(job: PreparedFit, releases: Releases) -> dict[str, tuple[str, ...]
             least = threshold(len(counts), job.n, categories_event(job.privacy))
         raise ValueError(
             f"Expected at least two classes, found {len(found[target])} with more than about "
-            f"{least:.0f} rows, which is what shows under this epsilon. State the classes, in the "
-            "schema or with --classes (classes=). The run stays charged: finding this out was a "
-            "release."
+            f"{least:.0f} {job.table.unit}s, which is what shows under this epsilon. State the "
+            "classes, in the schema or with --classes (classes=). The run stays charged: "
+            "finding this out was a release."
         )
     return found

@@ -25,7 +25,7 @@ from privagrad.linear import default_delta
 from privagrad.linear.recipe import kept_advantage, rows_needed
 from privagrad.privacy.accounting import PrivacyPlan
 from privagrad.privacy.events import Event
-from privagrad.privacy.ledger import Account, Run
+from privagrad.privacy.ledger import Account, Run, require_unit
 
 HONESTY = (
     "Expected quality is a rough guess from the number of rows and columns alone: what is kept of "
@@ -103,6 +103,8 @@ def forecast_table(
         table = Outline.of_table(open_table(request.table, schema))
     else:
         table = Outline.of_schema(schema, row_count(request.table, schema))
+    if account is not None:
+        require_unit(account, table.unit)
     if not table.n:
         raise ValueError(f"Expected rows in {request.table.name}, found none.")
     return _forecast(table, settings, epsilons, account)

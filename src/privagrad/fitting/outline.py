@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from privagrad.data.columns import Column, Schema
 from privagrad.data.encoding import Encoding, encoding_of
 from privagrad.data.tables import Table
+from privagrad.privacy.events import Unit
 
 
 @dataclass(frozen=True)
@@ -22,16 +23,19 @@ class Outline:
     encoding: Encoding
     target: Column
     counts: Mapping[str, Counter[str]]
+    unit: Unit = "row"
 
     @classmethod
     def of_table(cls, table: Table) -> Outline:
         """Of a table that was read."""
         return cls(
-            table.n, table.encoding, table.target, {name: Counter() for name in table.counts}
-        )
+            table.n, table.encoding, table.target, {name: Counter() for name in table.counts},
+            table.unit,
+        )  # fmt: skip
 
     @classmethod
     def of_schema(cls, schema: Schema, n: int) -> Outline:
-        """Of n rows with this schema, which has a target."""
+        """Of n rows, or users, with this schema, which has a target."""
         counts: dict[str, Counter[str]] = {name: Counter() for name in schema.undiscovered}
-        return cls(n, encoding_of(schema), schema.column(str(schema.target)), counts)
+        unit: Unit = "row" if schema.user is None else "user"
+        return cls(n, encoding_of(schema), schema.column(str(schema.target)), counts, unit)

@@ -26,7 +26,7 @@ from privagrad.glm.losses import Loss
 from privagrad.linear import Plan, PublicFacts, default_delta, plan_fit, warn_if_hopeless
 from privagrad.privacy.accounting import PrivacyPlan
 from privagrad.privacy.events import Event
-from privagrad.privacy.ledger import Account
+from privagrad.privacy.ledger import Account, require_unit
 from privagrad.privacy.noise import noise_kind
 from privagrad.queries.categories import PURPOSE as CATEGORIES
 from privagrad.queries.categories import discovery
@@ -96,7 +96,7 @@ class PreparedFit:
     @property
     def public(self) -> list[str]:
         """What the guarantee does not cover, because it is taken to be known."""
-        known = [f"the number of rows: {self.n}", self.table.public_columns]
+        known = [f"the number of {self.table.unit}s: {self.n}", self.table.public_columns]
         if self.classes:
             known.append(f"the labels: {', '.join(self.classes)}")
         return [*known, "all settings of this run"]
@@ -165,6 +165,7 @@ def prepare_table(
         account = paying_account(settings.ledger, settings.dataset, epsilon, seeded=seeded)
     if account is not None:
         require_delta_of(account, settings.delta)
+        require_unit(account, table.unit)
     check_settings(table, settings)
     delta = settings.delta
     if delta is None:
@@ -173,17 +174,19 @@ def prepare_table(
     first = first_plan(table, settings, delta)
     if settings.strict and not math.isinf(epsilon):
         require_enough_rows(table, first, epsilon)
-    warn_if_hopeless(table.n, epsilon, first.relative_noise)
+    warn_if_hopeless(table.n, epsilon, first.relative_noise, table.unit)
     return PreparedFit(settings, table, delta, first, account, fingerprint)
 
 
 def check_settings(table: Table, settings: FitSettings) -> None:
     """Refuse settings with which a fit of this table is certain to fail."""
     if not settings.loss.regression and table.target.categories:
-        class_numbers(table.targets, discovered=False)
+        class_numbers(table.targets, discovered=False, unit=table.unit)
     size = settings.choices.batch_size
     if size is not None and size > table.n:
-        raise ValueError(f"Expected batch_size <= {table.n}, the rows; found batch_size={size}.")
+        raise ValueError(
+            f"Expected batch_size <= {table.n}, the {table.unit}s; found batch_size={size}."
+        )
     require_known_weights(table, settings)
     noise_kind(settings.noise)
 
@@ -192,6 +195,6 @@ def first_plan(table: Table, settings: FitSettings, delta: float) -> Plan:
     """The fit, and the discovery of categories before it."""
     epsilon, found = settings.epsilon, []
     if table.counts and not math.isinf(epsilon):
-        found = [discovery(len(table.counts), epsilon, delta)]
+        found = [replace(discovery(len(table.counts), epsilon, delta), unit=table.unit)]
     facts = public_facts(table, settings)
     return plan_fit(facts, epsilon, delta, settings.choices, found, settings.evaluated)

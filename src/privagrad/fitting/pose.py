@@ -10,6 +10,8 @@ from privagrad.data.tables import Table
 from privagrad.fitting.settings import FitSettings
 from privagrad.glm.rows import as_rows
 from privagrad.linear import Bounds, Problem, PublicFacts
+from privagrad.privacy.events import Unit
+from privagrad.privacy.users import UserRows
 
 _GUESSED_CATEGORIES = 21
 """Of a column whose categories are not known yet: for the size of batches alone."""
@@ -26,11 +28,13 @@ def public_facts(table: Table, settings: FitSettings) -> PublicFacts:
         table.n, width, outputs, encoding.sparse, loss.regression, settings.intercept,
         encoding.bounds is not None, table.target.bounded,
         loss.name == "logistic" or (outputs > 1 and weights is not None),
-        isinstance(weights, str), settings.squares, encoding.indicators,
+        isinstance(weights, str), settings.squares, encoding.indicators, table.unit,
     )  # fmt: skip
 
 
-def pose(table: Table, settings: FitSettings, *, discovered: bool = False) -> Problem:
+def pose(
+    table: Table, settings: FitSettings, *, discovered: bool = False, users: UserRows | None = None
+) -> Problem:
     """The only way from a table, all of whose categories are known, to a problem."""
     encoding, target = table.encoding, table.target
     if not encoding.names:
@@ -47,7 +51,7 @@ def pose(table: Table, settings: FitSettings, *, discovered: bool = False) -> Pr
         left_out = np.isnan(table.targets)
         targets = np.where(left_out, 0.0, table.targets)
     else:
-        targets, left_out = class_numbers(table.targets, discovered=discovered)
+        targets, left_out = class_numbers(table.targets, discovered=discovered, unit=table.unit)
         if len(target.categories) == 2:
             targets = 2 * targets - 1
         else:
@@ -66,17 +70,20 @@ def pose(table: Table, settings: FitSettings, *, discovered: bool = False) -> Pr
         encoding.blanks,
         settings.class_weights,
         settings.squares,
+        users,
     )
 
 
-def class_numbers(codes: Vector, *, discovered: bool) -> tuple[Vector, NDArray[np.bool_]]:
+def class_numbers(
+    codes: Vector, *, discovered: bool, unit: Unit = "row"
+) -> tuple[Vector, NDArray[np.bool_]]:
     """Class numbers, and which rows have none: blanks, and what was too rare to be discovered."""
     strange = np.flatnonzero(codes < 0)
     if strange.size and not discovered:
+        where = "" if unit == "user" else f" in row {strange[0] + 1} ({strange.size} such rows)"
         raise ValueError(
-            f"Expected the stated labels alone, found another one in row {strange[0] + 1} "
-            f"({strange.size} such rows): state all classes, or other spellings as `aliases` in "
-            "the schema."
+            f"Expected the stated labels alone, found another one{where}: state all classes, or "
+            "other spellings as `aliases` in the schema."
         )
     left_out = ~(codes >= 0)
     return np.where(left_out, 0.0, codes), left_out

@@ -39,7 +39,9 @@ class FitRequest:
     makes a model that is not private. `dataset` names the budget in `ledger` that pays; without it
     the run is not charged to any budget, and refused on rows that have one there. Scores on `test`
     are not private. `noise` is "gaussian" or "discrete". `encoding` is that of a text file without
-    a schema. `class_weight` "balanced" gives all classes the same weight, within bounds.
+    a schema. `class_weight` "balanced" gives all classes the same weight, within bounds. A
+    `user_column` names the user of each row: users are then protected, each with all of their
+    rows; the schema may state it, too.
     """
 
     table: Path
@@ -59,6 +61,7 @@ class FitRequest:
     task: Task | None = None
     encoding: str = "utf-8"
     class_weight: str | None = None
+    user_column: str | None = None
 
 
 def complete(request: FitRequest, path: Path) -> tuple[Schema, FitSettings]:
@@ -105,12 +108,15 @@ def _settings(request: FitRequest, loss: Loss) -> FitSettings:
 
 def _schema(request: FitRequest, path: Path) -> Schema:
     if is_libsvm(path):
-        return libsvm_schema("category")
+        found = libsvm_schema("category")
+        return found if request.user_column is None else found.with_user(request.user_column)
     schema = _schema_of_numbers(request, path) if request.schema is None else request.schema
     target = request.target or schema.target
     if target is None:
         raise ValueError("Expected --target COLUMN, or a target in the schema; found none.")
     schema = replace(schema, target=target)
+    if request.user_column is not None:
+        schema = schema.with_user(request.user_column)
     _require_target(schema)
     return schema
 
@@ -118,6 +124,8 @@ def _schema(request: FitRequest, path: Path) -> Schema:
 def _require_target(schema: Schema) -> None:
     """Refuse a target that no model predicts, and one without columns beside it."""
     target = schema.column(str(schema.target))
+    if target.kind == "user":
+        raise ValueError(f"Expected a target beside the users, found {target.name!r} to be both.")
     if target.kind == "ignore":
         raise ValueError(f"Expected a target that is not ignored, found {target.name!r}.")
     if target.kind in ("date", "duration"):
@@ -134,7 +142,8 @@ def _schema_of_numbers(request: FitRequest, path: Path) -> Schema:
     """The schema of a table whose columns but for the target hold numbers."""
     schema = infer_schema(path, encoding=request.encoding)
     require_usual_numbers(schema, path)
-    texts = [c.name for c in schema.columns if c.kind != "number" and c.name != request.target]
+    other = (request.target, request.user_column)
+    texts = [c.name for c in schema.columns if c.kind != "number" and c.name not in other]
     if texts:
         shown = ", ".join(map(repr, texts[:5])) + (", ..." if len(texts) > 5 else "")
         raise ValueError(

@@ -70,7 +70,7 @@ def saved_model(job: PreparedFit, fitted: FittedTable) -> SavedModel:
         names,
         classes,
         fitted.table.file_schema,
-        {**_privacy(model.privacy), "public": job.public},
+        {**_privacy(model.privacy), "unit": fitted.table.unit, "public": job.public},
         _made(job, fitted),
         evaluation,
         model.coef,

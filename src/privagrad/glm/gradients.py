@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from concurrent.futures import Executor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -56,6 +56,10 @@ class GlmGradients:
     @cached_property
     def n_examples(self) -> int:
         return self.rows.shape[0]
+
+    def take(self, rows: Rows) -> GlmGradients:
+        """The gradients of some rows."""
+        return replace(self, rows=self.rows.take(rows), targets=self.targets[rows])
 
     def slack(self, batch_size: float) -> float:
         """What a row can move beyond its own vector: nothing, every row is computed by itself."""

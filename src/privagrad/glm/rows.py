@@ -78,6 +78,10 @@ class DenseRows:
         standardize_dense(self.array, centre, unit.astype(table.dtype), table)
         return DenseRows(table)
 
+    def take(self, rows: Integers) -> DenseRows:
+        """Some rows, in this order."""
+        return self if _are_all(rows, self.shape[0]) else DenseRows(self.array[rows])
+
     def without(self, rows: NDArray[np.bool_]) -> DenseRows:
         """The table with these rows set to zeros, in place."""
         self.array[rows] = 0.0
@@ -154,6 +158,10 @@ class SparseRows:
         indices, starts = indices.astype(self.indices.dtype), starts.astype(self.indptr.dtype)
         return SparseRows(self.data[places], indices, starts, columns.size), columns
 
+    def take(self, rows: Integers) -> SparseRows:
+        """Some rows, in this order."""
+        return self if _are_all(rows, self.shape[0]) else _sparse(self.matrix[rows])
+
     def without(self, rows: NDArray[np.bool_]) -> SparseRows:
         """The table with these rows set to zeros, in place."""
         self.data[np.repeat(rows, np.diff(self.indptr))] = 0.0
@@ -163,6 +171,10 @@ class SparseRows:
     def kernel(self) -> tuple[Adds, tuple[NDArray[Any], ...]]:
         """The kernel that adds gradients, and the table as it reads it."""
         return add_sparse, (self.data, self.indices, self.indptr)
+
+
+def _are_all(rows: Integers, count: int) -> bool:
+    return rows.size == count and bool((rows == np.arange(count)).all())
 
 
 def _margins(rows: DenseRows | SparseRows, x: Vector) -> Vector:

@@ -1,8 +1,9 @@
 """Linear models under differential privacy, without tuning: the choices, the plan, one fit."""
 
-from privagrad.linear.fit import Bounds, LinearModel, Problem, Trace, run_fit
+from privagrad.linear.fit import LinearModel, Trace, run_fit
 from privagrad.linear.least_squares import BY_GRADIENTS, Solver
 from privagrad.linear.plan import Choices, Plan, PublicFacts, plan_fit
+from privagrad.linear.problem import Bounds, Problem
 from privagrad.linear.recipe import METHOD, default_delta, warn_if_hopeless
 
 __all__ = [

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,8 +15,9 @@ from privagrad.glm.gradients import GlmGradients
 from privagrad.glm.losses import Loss
 from privagrad.glm.rows import DenseRows, SparseRows
 from privagrad.linear import recipe
-from privagrad.linear.least_squares import Solver, fit_squares
-from privagrad.linear.plan import Plan, PublicFacts
+from privagrad.linear.least_squares import fit_squares
+from privagrad.linear.plan import Plan
+from privagrad.linear.problem import Bounds, Problem
 from privagrad.linear.uncertainty import (
     CoefficientNoise,
     NoisySteps,
@@ -27,7 +27,9 @@ from privagrad.linear.uncertainty import (
     weight_covariance,
 )
 from privagrad.methods import Setting
+from privagrad.methods._base import Gradients
 from privagrad.methods.loop import train
+from privagrad.methods.users import UserGradients
 from privagrad.privacy.accounting import PrivacyReport
 from privagrad.privacy.releases import Releases
 from privagrad.queries import moments
@@ -38,89 +40,12 @@ from privagrad.queries.evaluation import EVALUATION, Predicted, evaluate
 from privagrad.queries.figures import Evaluation
 from privagrad.queries.moments import ColumnQueries, Columns
 
-Bounds = tuple[Vector, Vector]
 _LARGEST_WEIGHT = 50.0
 """The largest ratio of balanced weights of classes."""
 
 _LARGEST_RATIO = 1e12
 _NO_UNIT = 2.0**-40
 """Of a target whose scale noise hides: predictions are 0, rather than noise times a guess."""
-
-
-@dataclass(frozen=True)
-class Problem:
-    """What is fitted.
-
-    Attributes
-    ----------
-    loss : Loss
-        What is minimised.
-    rows : DenseRows or SparseRows
-        The features.
-    targets : array of shape (n,)
-        Numbers, signs or class numbers, as the loss needs them.
-    outputs : int
-        The number of classes, or 1.
-    intercept : bool
-        Whether there is one.
-    bounds, target_bounds : tuple of arrays or None
-        Public bounds (low, high) of the columns and of the target.
-    left_out : array of bool or None
-        Rows whose targets are unknown: they count towards n but are not trained on.
-    groups : tuple of (int, int)
-        One-hot columns, from the first to before the last, of which a row has at most one.
-    limits : array or None
-        Public bounds on the size of the entries of each column, where they are known.
-    blanks : array of shape (d,) or None
-        For each column the place of the one that is 1 in the rows where it is missing (NaN), which
-        is public; -1 for columns without.
-    class_weights : array of shape (k,), "balanced" or None
-        Public weights of the classes; "balanced": inverse to their frequencies, which are learned.
-    squares : {"auto", "moments", "gradients"} or None
-        How squared errors are minimised, if they are: then gradients minimise the loss instead.
-    """
-
-    loss: Loss
-    rows: DenseRows | SparseRows
-    targets: Vector
-    outputs: int = 1
-    intercept: bool = True
-    bounds: Bounds | None = None
-    target_bounds: Bounds | None = None
-    left_out: NDArray[np.bool_] | None = None
-    groups: tuple[tuple[int, int], ...] = ()
-    limits: Vector | None = None
-    blanks: Integers | None = None
-    class_weights: Vector | Literal["balanced"] | None = None
-    squares: Solver | None = None
-
-    @property
-    def calibrated(self) -> bool:
-        """Whether margins are compared with log-odds: to be them, or to be shifted by weights."""
-        shifted = self.outputs > 1 and self.class_weights is not None
-        return self.loss.name in ("logistic", "softmax") or shifted
-
-    @property
-    def balanced(self) -> bool:
-        """Whether the frequencies of the classes are to be learned."""
-        return isinstance(self.class_weights, str)
-
-    @property
-    def facts(self) -> PublicFacts:
-        """What a plan needs to know of it."""
-        return PublicFacts(
-            *self.rows.shape,
-            self.outputs,
-            isinstance(self.rows, SparseRows),
-            self.loss.regression,
-            self.intercept,
-            self.bounds is not None,
-            self.target_bounds is not None,
-            self.calibrated,
-            self.balanced,
-            self.squares,
-            0 if self.blanks is None else int(np.count_nonzero(self.blanks >= 0)),
-        )
 
 
 @dataclass(frozen=True)
@@ -166,9 +91,13 @@ class LinearModel:
 
 @dataclass(frozen=True)
 class _Standardized:
-    """A problem in standardised columns and targets, and what leads back to original units."""
+    """A problem in standardised columns and targets, and what leads back to original units.
+
+    `gradients` are of the rows that queries see, `trained` of all rows, averaged over each user's.
+    """
 
     gradients: GlmGradients
+    trained: Gradients
     columns: Columns
     centre: float
     unit: float
@@ -193,9 +122,10 @@ def run_fit(
     problem: Problem, plan: Plan, releases: Releases, progress: bool | None = None
 ) -> LinearModel:
     """Make the plan's releases, and compute the model from them."""
+    everything, problem = problem, problem.one_row_a_user
     class_weights = _class_weights(problem, releases)
     evenness = recipe.evenness(plan.relative_noise)
-    task = _standardize(_weighted(problem, class_weights), releases, evenness)
+    task = _standardize(_weighted(everything, class_weights), problem, releases, evenness)
     dim, norm, ellipsoid, noise = problem.facts.dim, task.row_norm, None, 0.0
     if not plan.privacy.unprotected:
         scale = np.ones(task.gradients.rows.shape[1])
@@ -219,7 +149,7 @@ def run_fit(
         schedule="linear",
     )
     x = np.zeros(dim)
-    result = train(recipe.METHOD, task.gradients, setting, releases, x, progress=progress)
+    result = train(recipe.METHOD, task.trained, setting, releases, x, progress=progress)
     found = _calibration(problem, task.gradients, result.last, class_weights, releases)
     weights = _moved(problem, found.factor * result.last, found.shifts)
     trace = _trace(problem, task, weights, ellipsoid, found.factor, releases)
@@ -235,8 +165,10 @@ def _from_moments(
     problem: Problem, task: _Standardized, norm: float, releases: Releases
 ) -> LinearModel:
     """The model of least squares from second moments."""
-    gradients = task.gradients
-    weights, covariance = fit_squares(gradients.rows, gradients.targets, norm, releases)
+    gradients, users = task.gradients, None
+    if isinstance(task.trained, UserGradients) and isinstance(task.trained.rows, GlmGradients):
+        gradients, users = task.trained.rows, task.trained.users
+    weights, covariance = fit_squares(gradients.rows, gradients.targets, norm, releases, users)
     trace = _trace(problem, task, weights, None, 1.0, releases)
     spread = coefficient_noise(covariance, weights[None], task.columns, task.unit)
     return LinearModel(*task.original(weights), task.unit, releases.report(), trace, spread)
@@ -323,10 +255,21 @@ def _predicted(problem: Problem, task: _Standardized, weights: Vector) -> Predic
     return Predicted.of(problem.loss, margins, task.gradients.targets, problem.left_out, scale)
 
 
-def _standardize(problem: Problem, releases: Releases, evenness: float) -> _Standardized:
-    """Learn the columns and the target, and bring the rows into their units."""
-    columns = _columns(problem, releases, evenness)
-    centre, unit = _target(problem, releases)
+def _standardize(
+    problem: Problem, asked: Problem, releases: Releases, evenness: float
+) -> _Standardized:
+    """Learn columns and target from what queries see, and bring all rows into their units."""
+    columns = _columns(asked, releases, evenness)
+    centre, unit = _target(asked, releases)
+    gradients = _in_units(problem, columns, centre, unit)
+    if problem.users is None:
+        return _Standardized(gradients, gradients, columns, centre, unit)
+    trained = UserGradients(gradients, problem.users)
+    return _Standardized(gradients.take(problem.users.chosen), trained, columns, centre, unit)
+
+
+def _in_units(problem: Problem, columns: Columns, centre: float, unit: float) -> GlmGradients:
+    """The gradients of all rows in these units."""
     targets = problem.targets
     if problem.loss.regression:
         with np.errstate(over="ignore"):  # a warning would tell of a private target
@@ -335,8 +278,7 @@ def _standardize(problem: Problem, releases: Releases, evenness: float) -> _Stan
     if problem.left_out is not None:
         table = table.without(problem.left_out)
         targets = np.where(problem.left_out, 0.0, targets)
-    gradients = GlmGradients(problem.loss, table, targets, problem.outputs)
-    return _Standardized(gradients, columns, centre, unit)
+    return GlmGradients(problem.loss, table, targets, problem.outputs)
 
 
 def _columns(problem: Problem, releases: Releases, evenness: float) -> Columns:

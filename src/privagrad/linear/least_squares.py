@@ -13,6 +13,7 @@ from privagrad.glm.losses import Loss
 from privagrad.glm.rows import DenseRows, SparseRows
 from privagrad.linear.uncertainty import solution_covariance
 from privagrad.privacy.releases import Releases
+from privagrad.privacy.users import UserRows
 from privagrad.queries.second_moments import (
     SecondMoments,
     exact_second_moments,
@@ -43,7 +44,11 @@ def moments_are_better(n: int, dim: int, noise_multiplier: float) -> bool:
 
 
 def fit_squares(
-    rows: DenseRows | SparseRows, targets: Vector, norm: float, releases: Releases
+    rows: DenseRows | SparseRows,
+    targets: Vector,
+    norm: float,
+    releases: Releases,
+    users: UserRows | None = None,
 ) -> tuple[Vector, NDArray[np.float64]]:
     """The weights of standardised columns and the covariance that noise gives them.
 
@@ -59,14 +64,18 @@ def fit_squares(
         The median norm of the rows, from an earlier release.
     releases : Releases
         What pays for the second moments.
+    users : UserRows, optional
+        Whose rows they are: each user then counts once, by the average over the user's rows.
     """
     if releases.plan.unprotected:
-        exact = _solved(exact_second_moments(rows.matrix, targets))
+        exact = _solved(exact_second_moments(rows.matrix, targets, users))
         return exact, np.zeros((exact.size, exact.size))
-    noise = releases.plan.noise_multiplier * rows.shape[1] / rows.shape[0]
+    n = rows.shape[0] if users is None else users.count
+    noise = releases.plan.noise_multiplier * rows.shape[1] / n
     factor = max(_LEAST_RADIUS, _RADIUS * math.sqrt(min(1.0, _SMALL / noise)))
     radius = factor * math.hypot(norm, 1.0)
-    return shrunk_solution(private_second_moments(rows, targets, radius, releases))
+    found = private_second_moments(rows, targets, radius, releases, users=users)
+    return shrunk_solution(found)
 
 
 def shrunk_solution(found: SecondMoments) -> tuple[Vector, NDArray[np.float64]]:

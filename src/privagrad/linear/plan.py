@@ -11,7 +11,7 @@ from privagrad.linear import least_squares, recipe
 from privagrad.linear.least_squares import Solver
 from privagrad.linear.uncertainty import curvature_is_affordable
 from privagrad.privacy.accounting import PrivacyPlan
-from privagrad.privacy.events import Event, GaussianEvent, training_event
+from privagrad.privacy.events import Event, GaussianEvent, Unit, training_event
 from privagrad.privacy.noise import RandomSource
 from privagrad.privacy.releases import Releases
 from privagrad.privacy.sampling import Batches
@@ -44,6 +44,8 @@ class PublicFacts:
     squares: Solver | None = None
     indicators: int = 0
     """Columns that say that others are missing: of each such pair a row has one entry."""
+    unit: Unit = "row"
+    """Whether n counts rows, or users."""
 
     @property
     def dim(self) -> int:
@@ -189,12 +191,13 @@ def plan_fit(
     if not math.isinf(epsilon):
         asked = facts if choices.first is None else facts.as_wide_as(choices.first)
         shares = [*asked.queries(epsilon, delta), *[EVALUATION] * evaluated]
-        given, event, curved = [*other_events], training_event(batches), evaluated and asked.curved
-        others = [*given, *_affordable(shares + [CURVATURE] * curved, epsilon, delta)]
+        unit, curved = facts.unit, evaluated and asked.curved
+        given, event = [*other_events], replace(training_event(batches), unit=unit)
+        others = [*given, *_affordable(shares + [CURVATURE] * curved, epsilon, delta, unit)]
         if facts.squares:
             # Second moments state the noise of their weights without the curvature.
-            once = GaussianEvent(1.0, purpose=SECOND_MOMENTS)
-            queries = [*given, *_affordable(shares, epsilon, delta)] if curved else others
+            once = GaussianEvent(1.0, purpose=SECOND_MOMENTS, unit=unit)
+            queries = [*given, *_affordable(shares, epsilon, delta, unit)] if curved else others
             whole = PrivacyPlan.calibrate_event(once, epsilon, delta, queries)
             if _from_moments(asked, choices, whole.noise_multiplier):
                 batches, event, others = Batches(facts.n, facts.n, 1, None), once, queries
@@ -220,9 +223,12 @@ def _from_moments(facts: PublicFacts, choices: Choices, noise_multiplier: float)
     return least_squares.moments_are_better(facts.n, facts.dim, noise_multiplier)
 
 
-def _affordable(shares: list[Share], epsilon: float, delta: float) -> list[GaussianEvent]:
+def _affordable(
+    shares: list[Share], epsilon: float, delta: float, unit: Unit
+) -> list[GaussianEvent]:
     """The queries, with smaller parts where together they would leave little for the training."""
-    events = query_events(recipe.limited(shares), epsilon, delta, "zero-out")
+    asked = query_events(recipe.limited(shares), epsilon, delta, "zero-out")
+    events = [replace(event, unit=unit) for event in asked]
     while PrivacyPlan(tuple(events)).epsilon(delta) > _LARGEST_COST * epsilon:
         events = [replace(e, noise_multiplier=e.noise_multiplier / _SMALLER) for e in events]
     return events

@@ -10,6 +10,7 @@ import warnings
 
 from privagrad.glm.losses import Loss
 from privagrad.methods.sgd import DPSGD
+from privagrad.privacy.events import Unit
 from privagrad.privacy.sampling import Batches
 from privagrad.queries.columns import Share
 from privagrad.queries.moments import ColumnQueries
@@ -141,17 +142,17 @@ def rows_needed(n: int, noise: float) -> float:
     return n * noise / (_HALF * math.sqrt(1 / GOOD_KEPT - 1))
 
 
-def warn_if_hopeless(n: int, epsilon: float, noise: float) -> None:
+def warn_if_hopeless(n: int, epsilon: float, noise: float, unit: Unit = "row") -> None:
     """Say what to expect where noise takes more than a fifth of the advantage."""
     kept = kept_advantage(noise)
     if kept >= _LEAST_KEPT:
         return
     needed = rows_needed(n, noise)
     warnings.warn(
-        f"{n} rows are few for epsilon={epsilon:g}: expect this model to keep about "
+        f"{n} {unit}s are few for epsilon={epsilon:g}: expect this model to keep about "
         f"{100 * kept:.0f} % of what a model without privacy gains over a constant prediction "
         f"(0 % is the accuracy of always answering the most frequent class). For "
-        f"{100 * GOOD_KEPT:.0f} % it needs about {rounded_up(needed)} rows, or epsilon="
+        f"{100 * GOOD_KEPT:.0f} % it needs about {rounded_up(needed)} {unit}s, or epsilon="
         f"{epsilon * needed / n:.2g}, or fewer columns.",
         UserWarning,
         stacklevel=5,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any, TypedDict, Unpack
 
 import numpy as np
@@ -19,11 +20,13 @@ from privagrad.methods import METHODS, SCHEDULES, Method, Schedule, Setting
 from privagrad.methods._base import EllipsoidRule
 from privagrad.methods.loop import Callback, Result, train
 from privagrad.methods.objective import Objective, ObjectiveGradients
+from privagrad.methods.users import UserGradients, rows_of_users
 from privagrad.privacy.accounting import PrivacyPlan
-from privagrad.privacy.events import GaussianEvent, relation_of, training_event
+from privagrad.privacy.events import Release, relation_of, training_event
 from privagrad.privacy.noise import Noise, RandomState, random_source
 from privagrad.privacy.releases import Releases
 from privagrad.privacy.sampling import SAMPLINGS, Batches, Sampling
+from privagrad.privacy.users import MOST_ROWS, UserRows
 from privagrad.queries.columns import query_events
 from privagrad.queries.moments import SCALES, known_moments, private_moments, shaped_ellipsoid
 
@@ -56,6 +59,13 @@ class Options(TypedDict, total=False):
     noise : {"gaussian", "discrete"}
         Gaussian noise rounded to the grid, or an exact discrete Gaussian: slower, at the same
         cost, without any rounding in the noise.
+    groups : sequence of shape (n,)
+        The user of each row (of each example of an objective), any hashable values: privacy then
+        protects users, each with all of their rows, and F is averaged over every user's rows first.
+        Users are sampled instead of rows; their number is public, that of rows is not.
+    max_rows_per_user : int
+        With `groups`, how many rows of a user count, at most; of more, a random choice of them. It
+        is public; by default 1024.
     """
 
     schedule: Schedule
@@ -66,6 +76,8 @@ class Options(TypedDict, total=False):
     progress: bool | None
     threads: int | None
     noise: Noise
+    groups: Any
+    max_rows_per_user: int
 
 
 def minimize(
@@ -114,7 +126,7 @@ def minimize(
     domain : Domain
         The set to optimise over, by default `WholeSpace()`.
     batch_size : int
-        The expected number of rows in a step, by default max(√n, n/100).
+        The expected number of rows (with `groups`, of users) in a step, by default max(√n, n/100).
     steps : int
         The number of steps, by default (n / batch_size)², as in Lemma 1.
     step_size : float
@@ -125,7 +137,8 @@ def minimize(
     random_state : int or Generator or None
         None for the secure source; a seed makes a run repeatable and NOT private.
     **options : Options
-        schedule, projection, public, x0, callback, progress, threads, noise: see `Options`.
+        schedule, projection, public, x0, callback, progress, threads, noise, groups,
+        max_rows_per_user: see `Options`.
 
     Returns
     -------
@@ -134,7 +147,8 @@ def minimize(
 
     Guarantees
     ----------
-    All iterates together satisfy ``result.privacy``. The number of rows n is public.
+    All iterates together satisfy ``result.privacy``. The number of rows n is public; with `groups`
+    n is the number of users, which is public, and the number of rows is not.
     """
     validate.known_options("minimize", options, Options.__annotations__)
     rule = method if isinstance(method, Method) else METHODS[_known(method)]
@@ -143,8 +157,13 @@ def minimize(
     validate.choice("projection", projection, PROJECTIONS)
     schedule = options.get("schedule", "linear" if step_size is None else "constant")
     validate.choice("schedule", schedule, SCHEDULES)
-    gradients = _gradients(loss, X, y, rule, projection)
-    batches = _batches(rule, gradients.n_examples, batch_size, steps, sampling)
+    source = random_source(random_state, options.get("noise", "gaussian"))
+    gradients, users = _gradients(loss, X, y, rule, projection, options.get("groups")), None
+    if options.get("groups") is not None:
+        most = options.get("max_rows_per_user", MOST_ROWS)
+        users = rows_of_users(rule, options["groups"], gradients.n_examples, most, source)
+    n = gradients.n_examples if users is None else users.count
+    batches = _batches(rule, n, batch_size, steps, sampling, users)
     dim = gradients.dim
     domain = WholeSpace() if domain is None else domain
     step_size = _step_size(step_size, rule, domain, dim)
@@ -152,21 +171,21 @@ def minimize(
     x = domain.project(np.zeros(dim) if x0 is None else validate.vector("x0", x0, dim=dim))
     public = _public(rule, options.get("public"), gradients)
     ellipsoid = _checked(ellipsoid, rule, dim)
-    source = random_source(random_state, options.get("noise", "gaussian"))
 
     plan = PrivacyPlan((), unprotected=True)
     if _is_private(rule, epsilon):
-        budget, delta = float(epsilon or 0), validate.delta_of(delta, gradients.n_examples)
+        budget, delta = float(epsilon or 0), validate.delta_of(delta, n)
         learned = ellipsoid is None and public is None
-        plan = _plan(rule, batches, budget, delta, learned)
+        plan = _plan(rule, batches, budget, delta, learned, users)
     releases = Releases(plan, source, delta)
     if not plan.unprotected and ellipsoid is None:
-        ellipsoid = rule.ellipsoid(_learned_ellipsoid(rule, gradients, public, x, releases))
+        learned_one = _learned_ellipsoid(rule, gradients, public, x, releases, users)
+        ellipsoid = rule.ellipsoid(learned_one)
     setting = Setting(
         dim, batches, domain, plan, ellipsoid, public, step_size, projection, schedule
     )
     return train(
-        rule, gradients, setting, releases, x,
+        rule, gradients if users is None else UserGradients(gradients, users), setting, releases, x,
         callback=options.get("callback"), progress=options.get("progress"),
         threads=options.get("threads"),
     )  # fmt: skip
@@ -177,7 +196,12 @@ def _known(name: object) -> str:
 
 
 def _gradients(
-    loss: str | Loss | Objective, X: Any, y: Any, rule: Method, projection: Projection
+    loss: str | Loss | Objective,
+    X: Any,
+    y: Any,
+    rule: Method,
+    projection: Projection,
+    groups: Any = None,
 ) -> GlmGradients | ObjectiveGradients:
     """The gradients of a linear model, or of an objective of the user's own."""
     if isinstance(loss, (str, Loss)):
@@ -187,7 +211,10 @@ def _gradients(
                 f"Expected a loss of one margin for {rule.name!r}, which perturbs a minimiser; "
                 f"found {kind.name!r}: use 'pagan' or 'pasan'."
             )
-        return GlmGradients.of(kind, as_rows(X), y)
+        rows, targets = as_rows(X), as_targets(y)
+        if groups is not None and targets is not None and len(targets) != rows.shape[0]:
+            raise ValueError("Expected as many targets as rows, found another number of them.")
+        return GlmGradients.of(kind, rows, targets)
     if not isinstance(loss, Objective):
         raise TypeError(
             "Expected the name of a loss, a Loss, or an objective with dim, n_examples and "
@@ -209,26 +236,37 @@ def _gradients(
 
 
 def _batches(
-    rule: Method, n: int, batch_size: int | None, steps: int | None, sampling: Sampling
+    rule: Method,
+    n: int,
+    batch_size: int | None,
+    steps: int | None,
+    sampling: Sampling,
+    users: UserRows | None = None,
 ) -> Batches:
     if rule.one_shot:
         return Batches(n, n, 1, "poisson")
     wanted = round(max(math.sqrt(n), n / 100)) if batch_size is None else batch_size
     size = validate.integer("batch_size", wanted)
     if size > n:
-        raise ValueError(f"Expected batch_size <= {n}, the rows of X; found batch_size={size}.")
+        what = "rows of X" if users is None else "users in groups"
+        raise ValueError(f"Expected batch_size <= {n}, the {what}; found batch_size={size}.")
     count = round((n / size) ** 2) if steps is None else steps
     return Batches(n, size, validate.integer("steps", count), sampling)
 
 
 def _plan(
-    rule: Method, batches: Batches, epsilon: float, delta: float, learned: bool
+    rule: Method,
+    batches: Batches,
+    epsilon: float,
+    delta: float,
+    learned: bool,
+    users: UserRows | None,
 ) -> PrivacyPlan:
     """What will be released: with a `learned` ellipsoid its queries too."""
-    queries: list[GaussianEvent] = []
+    queries: list[Release] = []
     if learned:
         relation = relation_of(batches.sampling or "poisson")
-        queries = query_events(SCALES.shares, epsilon, delta, relation)
+        queries += query_events(SCALES.shares, epsilon, delta, relation)
     training = rule.training(batches, epsilon)
     if not rule.one_shot and training != training_event(batches):
         raise ValueError(
@@ -236,6 +274,8 @@ def _plan(
             f"{training}: methods over batches are charged for what the loop draws."
         )
     others = [*queries, *rule.other_events()]
+    if users is not None:
+        training, *others = (replace(event, unit="user") for event in (training, *others))
     return PrivacyPlan.calibrate_event(training, epsilon, delta, others)
 
 
@@ -245,17 +285,23 @@ def _learned_ellipsoid(
     public: GlmGradients | ObjectiveGradients | None,
     x: Vector,
     releases: Releases,
+    users: UserRows | None,
 ) -> Ellipsoid:
-    """The ellipsoid by the second moments of the columns, or of an objective's gradients at x."""
+    """The ellipsoid by the second moments of the columns, or of an objective's gradients at x.
+
+    Queries see one row of each user.
+    """
     if isinstance(gradients, ObjectiveGradients):
         if isinstance(public, ObjectiveGradients):
             known = DenseRows(public.per_example(x, np.arange(public.n_examples)))
             return shaped_ellipsoid(known_moments(known), 1.0, rule.scale_power)
-        return shaped_ellipsoid(private_moments(gradients.at(x), releases), 1.0, rule.scale_power)
+        table = gradients.at(x, None if users is None else users.chosen)
+        return shaped_ellipsoid(private_moments(table, releases), 1.0, rule.scale_power)
     if isinstance(public, GlmGradients):
         moments = known_moments(public.rows)
     else:
-        moments = private_moments(gradients.rows, releases)
+        rows = gradients.rows if users is None else gradients.rows.take(users.chosen)
+        moments = private_moments(rows, releases)
     tiled = np.tile(moments, gradients.outputs)
     return shaped_ellipsoid(tiled, gradients.loss.lipschitz, rule.scale_power)
 

@@ -140,14 +140,15 @@ class ObjectiveGradients:
         finite = [chunk[np.isfinite(chunk).all(axis=1)] for chunk in self.chunks_alone(x, batch)]
         return np.concatenate([np.empty((0, self.dim)), *finite])
 
-    def at(self, x: Vector) -> GradientTable:
-        """The gradients at `x` as the rows of a table."""
-        return GradientTable(self, x.copy())
+    def at(self, x: Vector, examples: Rows | None = None) -> GradientTable:
+        """The gradients at `x`, of all or of these examples, as the rows of a table."""
+        asked = np.arange(self.n_examples) if examples is None else examples
+        return GradientTable(self, x.copy(), asked)
 
 
 @dataclass(frozen=True)
 class GradientTable:
-    """All gradients of an objective at one point, as rows that queries read part by part.
+    """Gradients of an objective at one point, as rows that queries read part by part.
 
     Votes for octaves have no slack: where a gradient is a power of two, its last digit decides.
     Each gradient is therefore asked for by itself.
@@ -155,13 +156,14 @@ class GradientTable:
 
     gradients: ObjectiveGradients
     x: Vector
+    examples: Rows
 
     @property
     def shape(self) -> tuple[int, int]:
-        return self.gradients.n_examples, self.gradients.dim
+        return self.examples.size, self.gradients.dim
 
     def parts(self) -> Iterator[FlatRows]:
-        for chunk in self.gradients.chunks_alone(self.x, np.arange(self.shape[0])):
+        for chunk in self.gradients.chunks_alone(self.x, self.examples):
             yield DenseRows(chunk).flat
 
 

@@ -27,8 +27,10 @@ from privagrad.privacy.events import (
     Relation,
     Release,
     SelectEvent,
+    Unit,
     events_table,
     training_event,
+    unit_of,
 )
 from privagrad.privacy.noise import Noise
 from privagrad.privacy.roots import Function, crossing
@@ -92,6 +94,11 @@ class PrivacyReport:
     verified: bool = True
     noise: Noise = "gaussian"
 
+    @property
+    def unit(self) -> Unit:
+        """Whose contribution is protected: that of each row, or of all rows of each user."""
+        return unit_of(self.events) or "row"
+
     def __str__(self) -> str:
         if not self.events:
             return "not private (epsilon = inf)"
@@ -100,6 +107,8 @@ class PrivacyReport:
             f"({self.epsilon:.4g}, {self.delta:.2g})-differential privacy, {self.relation}, "
             f"{self.sampling or 'no'} sampling, {self.accountant}: {parts}"
         )
+        if self.unit == "user":
+            text += "; unit: user"
         if self.noise == "discrete":
             text += "; discrete Gaussian noise"
         if not self.verified:
@@ -112,6 +121,7 @@ class PrivacyReport:
         title = f"({self.epsilon:.4g}, {self.delta:.2g})-differential privacy"
         facts = [
             ("neighbouring relation", self.relation),
+            ("unit", self.unit),
             ("sampling", self.sampling or "all rows at once"),
             ("accountant", self.accountant),
             ("noise", self.noise),
@@ -156,6 +166,7 @@ class PrivacyPlan:
                 "Expected all events of a plan under one neighbouring relation, found "
                 f"{sorted(str(r) for r in relations)}: use one kind of sampling throughout."
             )
+        unit_of(self.events)
 
     @classmethod
     def calibrate(
@@ -244,6 +255,11 @@ class PrivacyPlan:
     @property
     def relation(self) -> Relation:
         return next((e.relation for e in self.events if e.relation), "zero-out")
+
+    @property
+    def unit(self) -> Unit:
+        """Whose contribution is protected: that of each row, or of all rows of each user."""
+        return unit_of(self.events) or "row"
 
     @property
     def accountant(self) -> str:

@@ -78,6 +78,10 @@ class BoundedSum:
         self.clipped += clipped
         self.nonfinite += nonfinite
 
+    def averages(self) -> Averages:
+        """A way to add one vector for each user: the average of the vectors of the user's rows."""
+        return Averages(self)
+
     def close(self) -> None:
         """Called by the release: a second release of the same rows would not be paid for."""
         self._require_open()
@@ -116,6 +120,72 @@ class BoundedSum:
             units *= factor
         else:
             _unwhiten(units, self.ellipsoid.noise_std[place], factor)
+
+
+class Averages:
+    """The averages of users' rows, on their way into a bounded sum.
+
+    `of(k)` takes the rows of users with k rows, all k of each, and adds 1/k of every row. `add`
+    adds what was collected to the sum.
+
+    Guarantees
+    ----------
+    A user moves the rounded sum by no more than one row may: `PublicGrid.sensitivity`. With g the
+    grid, d the dimension and F parts of a unit (`PublicGrid.fineness`), each of a user's k rows has
+    norm ≤ 1 - t, t = 4 ulps + k √d g/(2F). So 1/k of it, computed and rounded to parts, has norm
+    ≤ (1 - t + ulp)/(k g) + √d/(2F) in units, and the sum of the k rows ≤ 1/g. `add` rounds the sum
+    of all users once, which moves each coordinate by at most half a unit with the user and without:
+    by at most 1/g + √d units together. A user with one row adds whole units, like a row, which
+    rounding to the nearest unit, the upper one of two, leaves as they are.
+
+    Sums of parts are exact: the same for any order of users and of their rows.
+    """
+
+    def __init__(self, total: BoundedSum) -> None:
+        self.total, self.memory = total, np.empty(0)
+
+    def of(self, count: int) -> BoundedSum:
+        """Where rows of users with `count` rows are added, all rows of each."""
+        if count == 1:
+            return self.total
+        if not self.memory.size:
+            self.memory = np.zeros_like(self.total.memory)
+        return _RowsOfUsers(self.total, self.memory, count)
+
+    def add(self) -> None:
+        """Add the averages to the sum, in whole units where all of its vectors are."""
+        self.total._require_open()
+        if not self.memory.size:
+            return
+        mechanism = self.total.mechanism
+        self.memory /= mechanism.fineness
+        if mechanism.slack == 0.0:
+            self.memory += 0.5
+            np.floor(self.memory, out=self.memory)
+        self.total.memory += self.memory
+        self.memory = np.empty(0)
+
+
+class _RowsOfUsers(BoundedSum):
+    """Parts of units, of users with `count` rows each; never released by itself."""
+
+    __slots__ = ("count", "total")
+
+    def __init__(self, total: BoundedSum, memory: Vector, count: int) -> None:
+        super().__init__(MECHANISM, total.mechanism, memory, total.ellipsoid)
+        self.total, self.count = total, count
+
+    def add_by(self, add: Adds, *arguments: Any) -> None:
+        self.total._require_open()
+        mechanism, count = self.mechanism, self.count
+        per_unit = mechanism.fineness / (count * mechanism.grid)
+        limit = mechanism.limit_of_rows(count)
+        clipped, nonfinite = add(self.memory, per_unit, limit, *arguments)
+        self.total.clipped += clipped
+        self.total.nonfinite += nonfinite
+
+    def close(self) -> None:
+        raise TypeError("Expected the sum of all users to be released, found a part of it.")
 
 
 class Part(NamedTuple):

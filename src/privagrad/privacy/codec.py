@@ -1,7 +1,8 @@
 """Events as JSON: the one form in which files keep them.
 
 A list of events is written as ``{"version": 2, "events": [...]}``, each event as its fields and its
-kind. Version 1, which privagrad 0.1 wrote, is the bare list.
+kind. Version 1, which privagrad 0.1 wrote, is the bare list. Version 3 is written where a release
+protects users: its events have a "unit", which is otherwise that of rows and left out.
 """
 
 from __future__ import annotations
@@ -13,8 +14,8 @@ from typing import Any
 
 from privagrad.privacy.events import Event, GaussianEvent, ObjectiveEvent, SelectEvent
 
-VERSION = 2
-_VERSIONS = (1, VERSION)
+VERSION, VERSION_OF_ROWS = 3, 2
+_VERSIONS = (1, VERSION_OF_ROWS, VERSION)
 _KINDS: dict[str, Any] = {
     kind.__name__: kind for kind in (GaussianEvent, ObjectiveEvent, SelectEvent)
 }
@@ -22,7 +23,9 @@ _KINDS: dict[str, Any] = {
 
 def dumps(events: Iterable[Event]) -> str:
     """The text of some events."""
-    return json.dumps({"version": VERSION, "events": [as_json(event) for event in events]})
+    told = tuple(events)
+    version = VERSION if any(event.unit == "user" for event in told) else VERSION_OF_ROWS
+    return json.dumps({"version": version, "events": [as_json(event) for event in told]})
 
 
 def loads(text: str) -> tuple[Event, ...]:
@@ -44,7 +47,11 @@ def loads(text: str) -> tuple[Event, ...]:
 
 def as_json(event: Event) -> dict[str, Any]:
     """An event as plain values, readable without this library."""
-    return {"kind": type(event).__name__, **asdict(event)}
+    values: dict[str, Any] = {"kind": type(event).__name__, **asdict(event)}
+    for fields in (values, *values.get("events", ())):
+        if fields.get("unit") == "row":
+            del fields["unit"]
+    return values
 
 
 def from_json(values: Mapping[str, Any]) -> Event:

@@ -20,6 +20,11 @@ zero-out: one row's contribution is replaced by nothing. replace-one: by that of
 TRAINING, SOLVER_TOLERANCE = "gradients", "solver tolerance"
 """Purposes of the events of a training, and of the noise that covers a solver's tolerance."""
 
+Unit = Literal["row", "user"]
+"""Whose contribution neighbours differ in: that of one row, or of all rows of one user. The number
+of units is public; under "user" the number of rows is not."""
+
+UNITS: tuple[Unit, ...] = ("row", "user")
 _RELATIONS: tuple[Relation, ...] = ("zero-out", "replace-one")
 _FORMER_NAME = "add-or-remove-one"
 """What version 0.1.0 called zero-out: its privacy loss is the same."""
@@ -37,7 +42,7 @@ class GaussianEvent:
     count : int
         The number of releases.
     sampling : {"poisson", "with_replacement", "without_replacement"} or None
-        How each release draws its rows; None: all rows.
+        How each release draws its rows, or users; None: all of them.
     n_examples, batch_size : int
         Public; needed where rows are sampled. `batch_size` is the expected one.
     purpose : str
@@ -45,7 +50,9 @@ class GaussianEvent:
     under : {"zero-out", "replace-one"} or None
         The neighbouring relation, where the sampling does not say it.
     leak : float
-        The probability with which each release may show everything about one row.
+        The probability with which each release may show everything about one row, or user.
+    unit : {"row", "user"}
+        Whose vectors have norm ≤ 1: those of rows, or one for all rows of a user together.
     """
 
     noise_multiplier: float
@@ -56,11 +63,13 @@ class GaussianEvent:
     purpose: str = "query"
     under: Relation | None = None
     leak: float = 0.0
+    unit: Unit = "row"
 
     def __post_init__(self) -> None:
         # dp-accounting under-accounts integer noise multipliers: always a float.
         noise = validate.positive("noise_multiplier", self.noise_multiplier)
         object.__setattr__(self, "noise_multiplier", noise)
+        validate.choice("unit", self.unit, UNITS)
         if not 0 <= self.leak < 1:
             raise ValueError(f"Expected a leak in [0, 1), found {self.leak!r}.")
         # Counts are added up: Python's integers do not wrap around, NumPy's do.
@@ -128,6 +137,7 @@ class ObjectiveEvent:
     count: int = 1
     sampling: None = None
     rate: float = 1.0
+    unit: Unit = "row"
 
     def __post_init__(self) -> None:
         noise = validate.positive("noise_multiplier", self.noise_multiplier)
@@ -135,6 +145,7 @@ class ObjectiveEvent:
         object.__setattr__(self, "noise_multiplier", noise)
         object.__setattr__(self, "log_volume", volume)
         object.__setattr__(self, "count", validate.integer("count", self.count))
+        validate.choice("unit", self.unit, UNITS)
         if self.sampling is not None or self.rate != 1:
             raise ValueError(
                 "Expected an objective over all rows (sampling=None, rate=1.0), found "
@@ -169,6 +180,7 @@ class SelectEvent:
             raise TypeError(
                 f"Expected the GaussianEvents of one run, at least one; found {self.events!r}."
             )
+        unit_of(events)
         mean = validate.positive("mean", self.mean)
         if mean < 1:
             raise ValueError(f"Expected mean >= 1 (at least one run is made), found {mean!r}.")
@@ -179,6 +191,10 @@ class SelectEvent:
     @property
     def relation(self) -> Relation:
         return "zero-out"
+
+    @property
+    def unit(self) -> Unit:
+        return self.events[0].unit
 
     @property
     def sampling(self) -> Sampling | None:
@@ -193,6 +209,17 @@ class SelectEvent:
 Release = GaussianEvent | ObjectiveEvent
 Event = Release | SelectEvent
 E = TypeVar("E", bound=Event)
+
+
+def unit_of(events: Iterable[Event]) -> Unit | None:
+    """The unit of all events, None where there are none; events of two units are refused."""
+    units = {event.unit for event in events}
+    if len(units) > 1:
+        raise ValueError(
+            "Expected releases that all protect rows, or all protect users, found both: what a "
+            "user's rows add up to would not be counted. Give groups= to all of them, or to none."
+        )
+    return units.pop() if units else None
 
 
 def merged(events: Iterable[E]) -> tuple[E, ...]:

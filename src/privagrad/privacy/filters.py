@@ -83,7 +83,9 @@ def epsilon_of_runs(
     # In this form NaN counts as too much.
     if not (math.isfinite(mu) and used <= aside * (1 + 1e-9) and aside < delta):
         return math.inf
-    rest = GaussianEvent(sensitivity_of(relation) / mu, under=relation, purpose="later runs")
+    rest = GaussianEvent(
+        sensitivity_of(relation) / mu, under=relation, purpose="later runs", unit=first[0].unit
+    )
     return PrivacyPlan((*first, rest)).epsilon(delta - aside)
 
 

@@ -12,6 +12,7 @@ from privagrad.privacy.noise import Noise
 
 ULP = 2.0**-52
 _EXACT_INTEGERS = 2**52
+_FINEST = 2.0**20
 
 
 @dataclass(frozen=True)
@@ -59,6 +60,32 @@ class PublicGrid:
         A norm of `dim` coordinates is off by fewer than dim + 8 units in the last place.
         """
         return 1.0 - (self.dim + 8) * ULP
+
+    @cached_property
+    def fineness(self) -> float:
+        """Into how many parts a unit is cut for rows of users with several: a power of two.
+
+        As many as sums over a batch count exactly in doubles, and up to 2²⁰.
+        """
+        parts = self.grid * _EXACT_INTEGERS / (2 * self.batch_size + 64)
+        return min(_power_of_two_below(parts), _FINEST)
+
+    def limit_of_rows(self, count: int) -> float:
+        """The `limit` for each of the `count` rows of a user, whose average is added.
+
+        Rounding a row to parts of a unit moves it by at most sqrt(dim)/2 of them, and so the sum of
+        all `count` rows by `count` times that. Their factor 1/count is off by less than 4 ulps.
+        """
+        if count == 1:
+            return self.limit
+        taken = 4 * ULP + math.sqrt(self.dim) * self.grid * count / (2 * self.fineness)
+        if not taken < 0.5:
+            raise ValueError(
+                f"Expected a smaller noise multiplier for users with several rows, found "
+                f"{self.noise_multiplier:g} for batches of about {self.batch_size:g} users: their "
+                "averages are not that accurate. Take smaller batches, or a larger epsilon."
+            )
+        return self.limit - taken
 
     @property
     def sensitivity(self) -> float:

@@ -20,7 +20,7 @@ from privagrad._internal import validate
 from privagrad._internal.markup import html_table
 from privagrad.privacy import ledger_store as store
 from privagrad.privacy.accounting import PrivacyPlan
-from privagrad.privacy.events import Event, merged
+from privagrad.privacy.events import Event, Unit, merged, unit_of
 from privagrad.privacy.filters import epsilon_of_runs
 from privagrad.privacy.ledger_file import FileStore
 from privagrad.privacy.ledger_server import ServerStore
@@ -62,6 +62,11 @@ class Account:
     @property
     def events(self) -> tuple[Event, ...]:
         return merged(event for run in self.runs for event in run.events)
+
+    @property
+    def unit(self) -> Unit | None:
+        """Whether the runs that are charged protect rows or users; None: there are none yet."""
+        return unit_of(self.events)
 
     @property
     def spent(self) -> float:
@@ -238,7 +243,8 @@ class Ledger:
         """Set aside what a run will release, before its first release; the run's name.
 
         Raises, and sets nothing aside: BudgetError where the total would be passed, ValueError
-        where the content that the run reads (`fingerprint`) has another budget.
+        where the content that the run reads (`fingerprint`) has another budget, or where the run
+        protects rows and those before it users, or the other way round.
         """
         wanted = merged(events)
         if not wanted:
@@ -246,6 +252,7 @@ class Ledger:
         run = uuid.uuid4().hex[:12]
         while True:
             seen, account = self._look(name)
+            require_unit(account, unit_of(wanted) or "row")
             after = account.spent_with(wanted)
             if not after <= account.epsilon:  # NaN is no cost that fits either
                 raise BudgetError(
@@ -331,6 +338,19 @@ class Ledger:
                 f"{known}). Open one: privagrad budget create {name} --epsilon E --delta D."
             )
         return len(entries), Account(row[0], row[3], row[4], row[5], _runs(entries))
+
+
+def require_unit(account: Account, wanted: Unit) -> None:
+    """Refuse a run of another unit than those before it: their costs do not add up."""
+    found = account.unit
+    if found is None or found == wanted:
+        return
+    what = "name users (--user-column, groups=)" if found == "user" else "name no users"
+    raise ValueError(
+        f"Expected a run whose unit is {found!r}, as that of the runs before it on the budget of "
+        f"{account.name!r}, found {wanted!r}: an epsilon for rows and one for users do not add up. "
+        f"Runs on this budget must {what}. Nothing was spent."
+    )
 
 
 def default_path() -> Path | str:

@@ -130,7 +130,7 @@ BEGIN
     IF jsonb_typeof(found) = 'object' THEN
         events := events->'events';
     END IF;
-    IF jsonb_typeof(found) = 'object' AND found->'version' IN ('1', '2') THEN
+    IF jsonb_typeof(found) = 'object' AND found->'version' IN ('1', '2', '3') THEN
         found := found->'events';
     END IF;
     IF jsonb_typeof(found) IS DISTINCT FROM 'array' THEN

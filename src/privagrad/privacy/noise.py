@@ -122,6 +122,10 @@ class RandomSource:
     seeded: bool
     noise: Noise = "gaussian"
 
+    def another_generator(self) -> Generator:
+        """A generator for other choices, independent of what was and will be drawn here."""
+        return self.sampler.spawn(1)[0] if self.seeded else secure_generator()
+
 
 def secure_generator() -> Generator:
     """A generator on AES-128 in counter mode with a fresh key from the operating system.

@@ -67,6 +67,11 @@ class Predicted:
             loss, np.where(one, margins, 0.0), np.where(known, targets, 0.0), known, scale
         )  # fmt: skip
 
+    def take(self, rows: Integers) -> Predicted:
+        """Some rows."""
+        margins, targets, known = self.margins[rows], self.targets[rows], self.known[rows]
+        return replace(self, margins=margins, targets=targets, known=known)
+
     @property
     def quantile(self) -> float:
         return float(self.loss.parameter or 0.5) if self.loss.name == "quantile" else 0.5

@@ -15,8 +15,10 @@ from privagrad._internal.jit import kernel
 from privagrad._internal.threads import add_parts, pool_of
 from privagrad._internal.validate import Vector
 from privagrad.glm.kernels import FlatRows
+from privagrad.glm.rows import DenseRows, SparseRows
 from privagrad.privacy.mechanism import GaussianSum
 from privagrad.privacy.releases import Releases
+from privagrad.privacy.users import UserRows
 from privagrad.queries.columns import Table
 
 PURPOSE = "second moments"
@@ -45,7 +47,7 @@ class SecondMoments:
 
 def private_second_moments(
     rows: Table, targets: Vector, radius: float, releases: Releases, purpose: str = PURPOSE,
-    factors: Vector | None = None,
+    factors: Vector | None = None, users: UserRows | None = None,
 ) -> SecondMoments:  # fmt: skip
     """E[v vᵀ] of v = (a, y), the row and its target, shrunk to norm at most `radius`.
 
@@ -67,23 +69,32 @@ def private_second_moments(
         The event of the plan.
     factors : array of shape (n, k, k), optional
         A symmetric matrix F for each row, which depends on that row and earlier releases alone.
+    users : UserRows, optional
+        Whose rows they are: it is then the mean over users of the means over each user's rows.
 
     Guarantees
     ----------
     One Gaussian release for the purpose. A row gives the upper triangle of F ⊗ v vᵀ/radius²,
     entries off the diagonal times sqrt(2), so that its Euclidean norm is that of the matrix,
-    ‖F‖ ‖v‖²/radius², at most 1.
+    ‖F‖ ‖v‖²/radius², at most 1. A user gives the average of what the user's rows give.
     """
     n, dim = rows.shape
     factors = np.ones((n, 1, 1)) if factors is None else np.ascontiguousarray(factors)
     size = factors.shape[1] * (dim + (targets.size > 0))
+    n = n if users is None else users.count
     mechanism = GaussianSum(size * (size + 1) // 2, releases.noise_for(purpose), n)
-    total, first = mechanism.sum(), 0
-    for part in rows.parts():
-        last = first + part.starts.size - 1
-        column = np.ascontiguousarray(targets[first:last], dtype=np.float64)
-        total.add_by(_add_by_threads, part, column, factors[first:last], size, 1.0 / radius)
-        first = last
+    total = mechanism.sum()
+    averages = total.averages()
+    for count, table, chosen in _by_count(rows, users):
+        first = 0
+        for part in table.parts():
+            last = first + part.starts.size - 1
+            these = slice(first, last) if chosen is None else chosen[first:last]
+            column = np.ascontiguousarray(targets[these], dtype=np.float64)
+            given = part, column, factors[these], size, 1.0 / radius
+            averages.of(count).add_by(_add_by_threads, *given)
+            first = last
+    averages.add()
     released = mechanism.release(total, releases.source)
     matrix = np.empty((size, size))
     upper = np.triu_indices(size)
@@ -93,8 +104,27 @@ def private_second_moments(
     return SecondMoments(radius**2 * matrix, radius**2 * noise)
 
 
-def exact_second_moments(matrix: Any, targets: Vector) -> NDArray[np.float64]:
+def _by_count(
+    rows: Table, users: UserRows | None
+) -> Iterator[tuple[int, Table, NDArray[np.int64] | None]]:
+    """All rows; with users, those of users with equally many together, and which these are."""
+    if users is None:
+        yield 1, rows, None
+        return
+    if not isinstance(rows, (DenseRows, SparseRows)):
+        raise TypeError(f"Expected rows in memory with users, found {type(rows).__name__}.")
+    for count, chosen in users.by_count(np.arange(users.count)):
+        yield count, rows.take(chosen), chosen
+
+
+def exact_second_moments(
+    matrix: Any, targets: Vector, users: UserRows | None = None
+) -> NDArray[np.float64]:
     """The same of rows that need no protection; `matrix` is an array or a CSR matrix."""
+    if users is not None:
+        found = users.by_count(np.arange(users.count))
+        parts = [(exact_second_moments(matrix[at], targets[at]), at.size / k) for k, at in found]
+        return np.asarray(sum(part * weight for part, weight in parts) / users.count)
     products = matrix.T @ matrix
     dense = products.toarray() if hasattr(products, "toarray") else products
     cross = np.asarray(matrix.T @ targets)

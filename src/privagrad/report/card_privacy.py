@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 from privagrad.privacy.accounting import PrivacyPlan, PrivacyReport
 from privagrad.privacy.codec import VERSION as EVENTS_VERSION
 from privagrad.privacy.codec import as_json
-from privagrad.privacy.events import Event, GaussianEvent, SelectEvent
+from privagrad.privacy.events import Event, GaussianEvent, SelectEvent, Unit
 from privagrad.privacy.totals import sensitivity_of
 from privagrad.report.statement import one_line
 
@@ -25,8 +26,8 @@ DELTAS = (1e-3, 1e-4, 1e-5, 1e-6, 1e-7, 1e-8, 1e-9, 1e-10, 1e-12)
 _STRONG, _WEAK_DELTA = 1 + 1e-6, 0.1
 _RELATION = {
     "zero-out": "one {unit} contributes nothing instead of its values, or its values instead of "
-    "nothing; the number of rows n stays the same and is public",
-    "replace-one": "one {unit} holds any other values; the number of rows n stays the same and is "
+    "nothing; the number of {unit}s n stays the same and is public",
+    "replace-one": "one {unit} holds any other values; the number of {unit}s n stays the same and is "
     "public",
 }
 _SAMPLING = {
@@ -51,7 +52,7 @@ def privacy_sections(report: PrivacyReport, rows: int | None) -> dict[str, Any]:
         "unit": {
             "level": unit,
             "words": _UNITS[unit],
-            "contribution": _contribution(report.events),
+            "contribution": _of(_contribution(report.events), unit),
             "resets": _RESETS,
         },
         "neighbours": {
@@ -60,7 +61,10 @@ def privacy_sections(report: PrivacyReport, rows: int | None) -> dict[str, Any]:
                 unit=unit
             ),
         },
-        "sampling": {"scheme": report.sampling, "words": f"{_SAMPLING[report.sampling]}."},
+        "sampling": {
+            "scheme": report.sampling,
+            "words": f"{_of(_SAMPLING[report.sampling], unit)}.",
+        },
         "accountant": {
             "name": report.accountant,
             "library": "privagrad",
@@ -80,8 +84,13 @@ _SEEDED = "Seeded: whoever knows or guesses the seed can subtract the noise. NOT
 _SECURE = "From AES-128 in counter mode, with keys of the operating system."
 _UNITS = {
     "row": "One row of the table. A person with several rows is protected less.",
-    "user": "All rows of one user together.",
+    "user": "All rows of one user together: each user makes one bounded contribution.",
 }
+
+
+def _of(text: str, unit: str) -> str:
+    """A sentence about rows as one about the unit of the guarantee."""
+    return re.sub(r"\brow(s?)\b", rf"{unit}\1", text)
 
 
 def _source(report: PrivacyReport) -> str:
@@ -90,9 +99,9 @@ def _source(report: PrivacyReport) -> str:
     return _SEEDED if report.seeded else _SECURE
 
 
-def unit_of(report: PrivacyReport) -> str:
+def unit_of(report: PrivacyReport) -> Unit:
     """What the guarantee protects: "row", unless the report says otherwise."""
-    return str(getattr(report, "unit", "row"))
+    return report.unit
 
 
 def event_values(event: Event) -> dict[str, Any]:
@@ -130,7 +139,7 @@ def _guarantee(report: PrivacyReport, rows: int | None) -> dict[str, Any]:
         "verified": report.verified,
         "words": _words(report),
         "comparison": COMPARISON,
-        "remarks": list(_remarks(report, rows)),
+        "remarks": [_of(remark, unit_of(report)) for remark in _remarks(report, rows)],
     }
 
 

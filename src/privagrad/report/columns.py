@@ -49,6 +49,8 @@ def _use(column: Column, schema: Schema, hidden: Collection[str]) -> tuple[str, 
         return "target", _target(column)
     if column.kind == "ignore":
         return "ignored: the schema says so", "–"
+    if column.kind == "user":
+        return "names the user of each row, who is protected", "–"
     names = encoding_of(Schema((column,))).names
     if not names:
         return "not used: no category was frequent enough to be discovered", "category"

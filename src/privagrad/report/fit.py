@@ -28,7 +28,7 @@ def write_fit_report(
 ) -> None:
     """Write one HTML file about a model, the budget that was charged, and the owner's statement."""
     made = model.made
-    subtitle = f"{model.loss} on {made['table']}, {made['rows']} rows, {made['at']}"
+    subtitle = f"{model.loss} on {made['table']}, {model.size}, {made['at']}"
     blocks: list[Block] = [
         Part("1 Data protection", "For those who decide whether the model may be published."),
         *officer_blocks(model, account, statement),
@@ -42,7 +42,8 @@ def write_fit_report(
 
 def write_evaluation_report(path: Path, model: SavedModel, found: Mapping[str, Any]) -> None:
     """Write one HTML file about how well a model predicts a table."""
-    where = f"table {found['table']}, {found['rows']} rows"
+    unit = found.get("privacy", {}).get("unit", "row")
+    where = f"table {found['table']}, {found['rows']} {unit}s"
     banner = Banner("NOT PRIVATE: exact figures, which reveal something about the rows.", "warning")
     if privacy := found.get("privacy"):
         verdict = verdict_of_model(privacy, found["rows"])
@@ -71,7 +72,7 @@ def _model_card(model: SavedModel) -> Card:
     rows = [
         ("Target", target_of(model), ""),
         ("Loss", model.loss, ""),
-        ("Fitted to", made["table"], f"{made['rows']:,} rows"),
+        ("Fitted to", made["table"], model.size),
         ("Columns", f"{len(model.features)}", "after encoding"),
         ("privagrad", made["version"], ""),
     ]

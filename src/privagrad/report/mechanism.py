@@ -17,10 +17,10 @@ MOST_BARS = 24
 
 _CLASSES = 6
 _CHANGE = {
-    "zero-out": "Let any one row contribute nothing instead of its values, or its values instead "
-    "of nothing, while the number of rows stays the same",
-    "replace-one": "Replace the values of any one row by any others, while the number of rows "
-    "stays the same",
+    "zero-out": "Let any one {unit} contribute nothing instead of its values, or its values "
+    "instead of nothing, while the number of {unit}s stays the same",
+    "replace-one": "Replace the values of any one {unit} by any others, while the number of "
+    "{unit}s stays the same",
 }
 """How neighbours differ."""
 
@@ -42,6 +42,7 @@ def _terms(model: SavedModel) -> Card:
     rows: list[Row] = [
         ("Epsilon", f"{privacy['epsilon']:.4g}", "the total of all releases below"),
         ("Delta", f"{privacy['delta']:.3g}"),
+        ("Unit", model.privacy_unit),
         ("Neighbours", privacy["relation"]),
         ("Sampling", privacy["sampling"]),
         ("Accountant", privacy["accountant"], "releases are composed, not added"),
@@ -57,9 +58,10 @@ def _terms(model: SavedModel) -> Card:
 
 def _settings(model: SavedModel) -> Card:
     made = model.made
+    drawn = f"{made['batch_size']:,} {model.privacy_unit}s"
     rows: list[Row] = [
         ("Loss", model.loss),
-        ("Method", made["method"], f"{made['steps']} steps of about {made['batch_size']} rows"),
+        ("Method", made["method"], f"{made['steps']} steps of about {drawn}"),
         ("Columns", f"{len(model.features)}", "after encoding"),
         ("privagrad", made["version"]),
     ]
@@ -80,16 +82,16 @@ def _events(model: SavedModel) -> Table:
 
 
 def _guarantee(model: SavedModel) -> Text:
-    privacy = model.privacy
+    privacy, unit = model.privacy, model.privacy_unit
     epsilon, delta = f"{privacy['epsilon']:.3g}", f"{privacy['delta']:.2g}"
     return Text(
         "What is proved",
         [
-            f"{_CHANGE[privacy['relation']]}: no result of this run becomes more than "
+            f"{_CHANGE[privacy['relation']].format(unit=unit)}: no result of this run becomes more than "
             f"exp({epsilon}) times as likely or unlikely, except with probability {delta}. In "
             f"formulas, P(S) ≤ exp({epsilon}) Q(S) + {delta} for every set S of results, with P "
             "and Q their distributions before and after the change. This holds whatever else is "
-            "known about the row.",
+            f"known about the {unit}.",
             "It follows that a 50:50 guess is right with a probability of at most (exp(ε) + δ) / "
             "(1 + exp(ε)), and that the odds of any guess change by a factor of at most exp(ε), "
             "except with probability δ (Kairouz, Oh and Viswanath 2015).",
@@ -102,8 +104,8 @@ def _accounting(model: SavedModel) -> str:
     """Why epsilon bounds all releases together."""
     events = model.privacy["events"]
     how = (
-        "Each release is a sum to which no row contributes more than norm 1, plus Gaussian noise "
-        "with the noise multiplier in the table as its standard deviation. "
+        f"Each release is a sum to which no {model.privacy_unit} contributes more than norm 1, plus "
+        "Gaussian noise with the noise multiplier in the table as its standard deviation. "
     )
     if any(event.get("leak") for event in events):
         how += "What the discovery of categories may reveal is added to delta. "

@@ -44,7 +44,7 @@ def target_of(model: SavedModel) -> str:
 
 def _purpose(model: SavedModel, said: Statement) -> Facts:
     made = model.made
-    name = f"{made['table']}, {made['rows']:,} rows"
+    name = f"{made['table']}, {model.size}"
     data = f"{name}. {said.data_description}" if said.data_description else name
     rows = [
         ("Purpose", said.purpose),
