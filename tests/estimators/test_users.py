@@ -71,7 +71,7 @@ def test_a_fit_tells_users_and_nothing_of_the_number_of_rows(
     told = repr(model.made) + repr(model.privacy) + repr(model.evaluation)
     page = (tmp_path / "a.html").read_text()
     assert f"{USERS} users" in page
-    assert "one given user contributed; the number of users is public" in page
+    assert "One user contributes its values, or nothing; the number of users is public." in page
     assert "one given row" not in page
     for text in (told, page.replace(",", ""), repr(loaded), model._repr_html_()):
         assert f"{OWNERS.size} " not in text

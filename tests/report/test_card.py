@@ -32,6 +32,8 @@ from tests.report.cards import KINDS, ROWS, card_named, table
 from tests.report.conftest import RUDE
 from tests.report.test_reports import model
 
+# Several kinds of cards are of fits of the same rows.
+pytestmark = pytest.mark.filterwarnings("ignore:2 private fits of the same rows")
 ROOT = Path(__file__).parents[2]
 VALIDATOR = jsonschema.Draft202012Validator(card_schema())
 FULL = statement_of(

@@ -27,8 +27,8 @@ _STRONG, _WEAK_DELTA = 1 + 1e-6, 0.1
 _RELATION = {
     "zero-out": "one {unit} contributes nothing instead of its values, or its values instead of "
     "nothing; the number of {unit}s n stays the same and is public",
-    "replace-one": "one {unit} holds any other values; the number of {unit}s n stays the same and is "
-    "public",
+    "replace-one": "one {unit} holds any other values; the number of {unit}s n stays the same and "
+    "is public",
 }
 _SAMPLING = {
     None: "Every release of the training uses all rows",
@@ -105,11 +105,13 @@ def unit_of(report: PrivacyReport) -> Unit:
 
 
 def event_values(event: Event) -> dict[str, Any]:
-    """An event in the codec's form: with lists for tuples, and purposes in one line."""
+    """An event in the codec's form: with lists for tuples, purposes in one line, and its unit."""
     values = {**as_json(event), "purpose": one_line(event.purpose)}
-    if isinstance(event, SelectEvent):
-        inner = [{**one, "purpose": one_line(one["purpose"])} for one in values["events"]]
-        values["events"] = inner
+    if not isinstance(event, SelectEvent):
+        return {**values, "unit": event.unit}
+    values["events"] = [
+        {**one, "purpose": one_line(one["purpose"]), "unit": event.unit} for one in values["events"]
+    ]
     return values
 
 

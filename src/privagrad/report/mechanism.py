@@ -84,13 +84,14 @@ def _events(model: SavedModel) -> Table:
 def _guarantee(model: SavedModel) -> Text:
     privacy, unit = model.privacy, model.privacy_unit
     epsilon, delta = f"{privacy['epsilon']:.3g}", f"{privacy['delta']:.2g}"
+    change = _CHANGE[privacy["relation"]].format(unit=unit)
     return Text(
         "What is proved",
         [
-            f"{_CHANGE[privacy['relation']].format(unit=unit)}: no result of this run becomes more than "
-            f"exp({epsilon}) times as likely or unlikely, except with probability {delta}. In "
-            f"formulas, P(S) ≤ exp({epsilon}) Q(S) + {delta} for every set S of results, with P "
-            "and Q their distributions before and after the change. This holds whatever else is "
+            f"{change}: no result of this run becomes more than exp({epsilon}) times as likely or "
+            f"unlikely, except with probability {delta}. In formulas, P(S) ≤ exp({epsilon}) Q(S) + "
+            f"{delta} for every set S of results, with P and Q their distributions before and "
+            "after the change. This holds whatever else is "
             f"known about the {unit}.",
             "It follows that a 50:50 guess is right with a probability of at most (exp(ε) + δ) / "
             "(1 + exp(ε)), and that the odds of any guess change by a factor of at most exp(ε), "
@@ -104,8 +105,8 @@ def _accounting(model: SavedModel) -> str:
     """Why epsilon bounds all releases together."""
     events = model.privacy["events"]
     how = (
-        f"Each release is a sum to which no {model.privacy_unit} contributes more than norm 1, plus "
-        "Gaussian noise with the noise multiplier in the table as its standard deviation. "
+        f"Each release is a sum to which no {model.privacy_unit} contributes more than norm 1, "
+        "plus Gaussian noise with the noise multiplier in the table as its standard deviation. "
     )
     if any(event.get("leak") for event in events):
         how += "What the discovery of categories may reveal is added to delta. "
