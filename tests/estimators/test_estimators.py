@@ -293,12 +293,20 @@ def test_noise_may_move_margins_less_where_weights_of_classes_differ():
 
 def test_units_and_steps_follow_the_weights_of_classes(monkeypatch):
     X, signal = table(n=500, dim=3)
-    units, reaches = [], []
+    units: list[float] = []
+    reaches: list[float] = []
     evenness, step_size = recipe.evenness, recipe.step_size
-    monkeypatch.setattr(recipe, "evenness", lambda v: units.append(v) or evenness(v))
-    monkeypatch.setattr(
-        recipe, "step_size", lambda reach, *rest: reaches.append(reach) or step_size(reach, *rest)
-    )
+
+    def seen_evenness(noise):
+        units.append(noise)
+        return evenness(noise)
+
+    def seen_step_size(reach, *others):
+        reaches.append(reach)
+        return step_size(reach, *others)
+
+    monkeypatch.setattr(recipe, "evenness", seen_evenness)
+    monkeypatch.setattr(recipe, "step_size", seen_step_size)
     for weights in (None, {0: 0.1, 1: 1.0}):
         pg.PrivateLogisticRegression(4.0, class_weight=weights, random_state=0).fit(X, signal > 0)
     mean = recipe.mean_weight(0.1)
