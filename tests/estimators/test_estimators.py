@@ -270,10 +270,48 @@ def test_noise_may_move_margins_less_with_many_columns_for_each_row():
 
 
 def test_more_noise_brings_units_of_rare_columns_nearer_to_deviations():
-    found = [recipe.evenness(noise) for noise in (0.0, 0.001, 0.002, 0.02, 1.0)]
+    found = [recipe.evenness(noise) for noise in (0.0, 0.0015, 0.0035, 0.012, 1.0)]
     assert found == sorted(found)
     assert (found[0], found[2]) == (0.0, 0.5)
-    assert found[-1] > 0.99
+    assert found[1] < 0.2
+    assert found[3] > 0.9
+
+
+def test_rows_have_the_mean_weight_of_classes_with_weights_inverse_to_their_frequencies():
+    shares = np.array([0.9, 0.1])
+    weights = shares.min() / shares
+    ratio = float(weights[0] / weights[1])
+    assert recipe.mean_weight(ratio) == pytest.approx(float(shares @ weights))
+    assert recipe.mean_weight(1 / ratio) == pytest.approx(recipe.mean_weight(ratio))
+    assert recipe.mean_weight(1.0) == 1.0
+
+
+def test_noise_may_move_margins_less_where_weights_of_classes_differ():
+    assert recipe.weighted_reach(1.2, 1.0) == 1.2
+    assert recipe.weighted_reach(1.2, 1e-12) == pytest.approx(0.8)
+
+
+def test_units_and_steps_follow_the_weights_of_classes(monkeypatch):
+    X, signal = table(n=500, dim=3)
+    units: list[float] = []
+    reaches: list[float] = []
+    evenness, step_size = recipe.evenness, recipe.step_size
+
+    def seen_evenness(noise):
+        units.append(noise)
+        return evenness(noise)
+
+    def seen_step_size(reach, *others):
+        reaches.append(reach)
+        return step_size(reach, *others)
+
+    monkeypatch.setattr(recipe, "evenness", seen_evenness)
+    monkeypatch.setattr(recipe, "step_size", seen_step_size)
+    for weights in (None, {0: 0.1, 1: 1.0}):
+        pg.PrivateLogisticRegression(4.0, class_weight=weights, random_state=0).fit(X, signal > 0)
+    mean = recipe.mean_weight(0.1)
+    assert units[1] == pytest.approx(units[0] / mean)
+    assert reaches[1] == pytest.approx(recipe.weighted_reach(reaches[0], mean))
 
 
 @pytest.mark.parametrize("cls", ALL)

@@ -157,7 +157,7 @@ class PrivateLogisticRegression(PrivateLinearClassifier):
         Expected number of rows of a step.
     step_size : float or None
         How far the noise of all steps together may move the margin of a typical row, which
-        sets their length.
+        sets their length; with weights of two classes up to a third less.
     radius : float or None
         Bound on gradients, in units of the median norm of a row.
     random_state : None, int, Generator or RandomState

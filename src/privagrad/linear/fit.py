@@ -124,8 +124,10 @@ def run_fit(
     """Make the plan's releases, and compute the model from them."""
     everything, problem = problem, problem.one_row_a_user
     class_weights = _class_weights(problem, releases)
-    evenness = recipe.evenness(plan.relative_noise)
-    task = _standardize(_weighted(everything, class_weights), problem, releases, evenness)
+    weighted = _weighted(everything, class_weights)
+    weight = recipe.mean_weight(weighted.loss.ratio)
+    evenness = recipe.evenness(plan.relative_noise / weight)
+    task = _standardize(weighted, problem, releases, evenness)
     dim, norm, ellipsoid, noise = problem.facts.dim, task.row_norm, None, 0.0
     if not plan.privacy.unprotected:
         scale = np.ones(task.gradients.rows.shape[1])
@@ -142,7 +144,11 @@ def run_fit(
         plan.privacy,
         ellipsoid,
         step_size=recipe.step_size(
-            plan.reach, noise, norm, plan.batches.steps, recipe.largest_step(problem.loss)
+            recipe.weighted_reach(plan.reach, weight),
+            noise,
+            norm,
+            plan.batches.steps,
+            recipe.largest_step(problem.loss),
         ),
         # Shrinking large gradients alone would tilt a quantile towards the median.
         projection="rows" if problem.loss.regression else "radial",

@@ -32,7 +32,7 @@ MANY_COLUMNS = 40
 GOOD_KEPT = 0.9
 """The part of the advantage for which the needed rows are told."""
 
-_EVEN = 0.002
+_EVEN = 0.0035
 """The noise at which units of indicators are halfway between their size and their deviation."""
 
 _LARGEST_STEP, _LARGEST_TARGET_STEP, _RAREST = 300.0, 50.0, 0.05
@@ -68,14 +68,24 @@ def relative_noise(noise_multiplier: float, batches: Batches, dim: int) -> float
     return noise_multiplier * math.sqrt(dim / batches.steps) / batches.batch_size
 
 
+def mean_weight(ratio: float) -> float:
+    """The mean weight of rows, the larger class weight being 1, for weights of two classes.
+
+    `ratio` is that of the weights, which are taken to be inverse to the frequencies. Weights shrink
+    gradients, but not their bound and the noise.
+    """
+    lighter = min(ratio, 1 / ratio)
+    return 2 * lighter / (1 + lighter)
+
+
 def evenness(noise: float) -> float:
     """How far units of rare columns are from the size of entries, 0, to deviations, 1.
 
-    `noise` is the relative noise. Where there is little, rare columns are learned as well as
-    others, and units of one size keep them from being trusted too much. Where there is much, those
-    in larger units than their deviations would be lost in it.
+    `noise` is the relative noise, over the mean weight of rows. Where there is little, rare columns
+    are learned as well as others, and units of one size keep them from being trusted too much.
+    Where there is much, those in larger units than their deviations would be lost in it.
     """
-    return noise / (noise + _EVEN)
+    return noise**2 / (noise**2 + _EVEN**2)
 
 
 def reach(regression: bool, n: int, columns: int) -> float:
@@ -85,6 +95,11 @@ def reach(regression: bool, n: int, columns: int) -> float:
     pulled back less.
     """
     return TARGET_REACH if regression else REACH / (1 + min(columns / n, 1.0) / 2)
+
+
+def weighted_reach(reach: float, mean_weight: float) -> float:
+    """The reach for a loss with weights of classes: less, as they pull noise back less."""
+    return reach / (1 + (1 - mean_weight) / 2)
 
 
 def largest_step(loss: Loss) -> float:
