@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -124,6 +125,41 @@ def test_groups_that_name_no_users_are_refused(groups: Any, match: str) -> None:
     with pytest.raises(ValueError, match="another number of them") as caught:
         estimator.fit(frame, SIGNS[1:], groups=OWNERS)
     assert str(OWNERS.size) not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("rows", "targets"),
+    [
+        (X, np.stack([SIGNS, SIGNS], axis=1)),
+        (X[:, :0], SIGNS),
+        (X[:, 0], SIGNS),
+        (X[:, :, None], SIGNS),
+    ],
+)
+def test_wrong_shapes_are_refused_without_telling_the_number_of_rows(
+    rows: Any, targets: Any
+) -> None:
+    search = pg.PrivateSearch(pg.PrivateLogisticRegression(), {"step_size": [0.3, 1.0]})
+    doors: list[Any] = [
+        pg.PrivateLogisticRegression().fit,
+        search.fit,
+        partial(pg.minimize, "logistic", epsilon=1.0),
+    ]
+    for door in doors:
+        with pytest.raises(ValueError, match="Expected") as caught:
+            door(rows, targets, groups=OWNERS)
+        assert str(OWNERS.size) not in str(caught.value)
+
+
+def test_groups_of_another_order_than_the_rows_are_refused_by_every_door() -> None:
+    frame = pd.DataFrame(X, columns=["a", "b", "c"])
+    moved = pd.Series(OWNERS).sample(frac=1.0, random_state=0)
+    search = pg.PrivateSearch(pg.PrivateLogisticRegression(), {"step_size": [0.3, 1.0]})
+    for door in (pg.PrivateLogisticRegression(), search):
+        with pytest.raises(ValueError, match="matched by place"):
+            door.fit(frame, SIGNS, groups=moved)
+    with pytest.raises(ValueError, match="matched by place"):
+        pg.minimize("logistic", frame, SIGNS, epsilon=1.0, groups=moved)
 
 
 def test_a_schema_may_name_the_column_of_users_which_predictions_do_not_need() -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import polars as pl
 import pytest
 from typer.testing import CliRunner
 
@@ -25,7 +26,11 @@ from privagrad.fitting import (
     run_evaluation,
 )
 from privagrad.linear import run_fit
-from privagrad.privacy.ledger import Ledger
+from privagrad.privacy.events import GaussianEvent
+from privagrad.privacy.ledger import BudgetError, Ledger
+from privagrad.report.card import privacy_card
+from privagrad.report.card_markdown import card_markdown
+from privagrad.report.fit import write_fit_report
 
 RNG = np.random.default_rng(0)
 USERS = 900
@@ -37,6 +42,7 @@ COLUMNS = (
     Column("ill", "category"),
 )
 SCHEMA = Schema(COLUMNS, "ill")
+USER = GaussianEvent(9.0, unit="user")
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 
 
@@ -195,6 +201,76 @@ def test_what_cannot_be_read_is_refused_without_telling_lines_or_counts(
         prepare(FitRequest(path, None, 1.0, schema=schema))
     found = str(caught.value).replace("1.234,5", "")
     assert not any(digit in found for digit in "0123456789")
+
+
+def test_a_plan_refuses_users_that_are_not_numbers_as_a_fit_does(tmp_path: Path) -> None:
+    path = tmp_path / "some.parquet"
+    who = [1.0, 2.0, float("nan")] * 100
+    frame = {"who": who, "age": range(300), "job": ["x", "y", "x"] * 100, "ill": ["a", "b"] * 150}
+    pl.DataFrame(frame).write_parquet(path)
+    request = FitRequest(path, None, 1.0, schema=SCHEMA)
+    for plan in (prepare, lambda asked: forecast_table(asked, [1.0])):
+        with pytest.raises(ValueError, match="found blanks in column 'who'"):
+            plan(request)
+
+
+def test_a_budget_shows_its_unit_and_plans_for_tables_to_come_take_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "ledger.db"
+    monkeypatch.setenv("PRIVAGRAD_LEDGER", str(path))
+    ledger = Ledger(path)
+
+    def told(*words: str) -> Any:
+        done = CliRunner().invoke(app, [*words, "--json"])
+        assert done.exit_code == 0, done.output
+        return json.loads(done.stdout)
+
+    def shown(*words: str) -> str:
+        done = CliRunner().invoke(app, [*words])
+        assert done.exit_code == 0, done.output
+        return " ".join(done.output.split())
+
+    for name, event in (("new", None), ("rows", GaussianEvent(9.0)), ("users", USER)):
+        ledger.create(name, 9.0, 1e-5)
+        if event is not None:
+            ledger.finish(ledger.reserve(name, [event], "a run"), [event])
+        unit = None if event is None else event.unit
+        assert told("budget", "show", name)["unit"] == unit
+        assert told("budget", "review", name)["datasets"][0]["unit"] == unit
+        for command in ("show", "review"):
+            text = shown("budget", command, name)
+            assert (f"Unit of privacy: {unit}. Later runs must" in text) == (unit is not None)
+        size = ["plan", "--rows", "3000", "--columns", "3", "-e", "1", "--dataset", name]
+        assert told(*size)["unit"] == unit or name == "new"
+    ledger.create("both", 9.0, 1e-5)
+    alive = ledger.reserve("both", [USER], "seems dead")
+    ledger.release(alive, "no answer")
+    ledger.reserve("both", [GaussianEvent(9.0)], "of the other unit")
+    with pytest.raises(BudgetError):
+        ledger.finish(alive, [USER])
+    for command in ("show", "review"):
+        assert "Their costs do not add up" in shown("budget", command, "both")
+    assert "both" in shown("budget", "list")
+    refused = CliRunner().invoke(app, [*size[:-1], "both"])
+    assert refused.exit_code != 0
+    assert "costs do not add up" in " ".join(refused.output.split())
+
+
+def test_a_report_of_users_counts_no_rows(visits: Path, tmp_path: Path) -> None:
+    job = prepare(FitRequest(visits, None, 2.0, schema=SCHEMA))
+    model, page = run(job, None, False), tmp_path / "a.html"
+    write_fit_report(page, model)
+    text = page.read_text()
+    card = card_markdown(privacy_card(model))
+    for where in (text, card):
+        assert "all users" in where
+        assert "all rows in every step" not in where
+        assert ">all rows<" not in where
+        assert "| all rows |" not in where
+    assert "Releases over all users compose" in text
+    for sentence in ("| Users | 900 |", "the contribution of one user", "a sum over all users"):
+        assert sentence in card
 
 
 def test_a_schema_has_at_most_one_column_of_users(tmp_path: Path) -> None:

@@ -7,22 +7,23 @@ from fractions import Fraction
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 
 import privagrad as pg
 from privagrad.privacy import codec
 from privagrad.privacy.events import SelectEvent, unit_of
-from privagrad.privacy.ledger import Account, Ledger, require_unit
+from privagrad.privacy.ledger import Account, BudgetError, Ledger, require_unit
 from privagrad.privacy.mechanism import GaussianSum
 from privagrad.privacy.noise import random_source
-from privagrad.privacy.users import MOST_ROWS, Users
+from privagrad.privacy.users import MOST_ROWS, Users, require_same_order
 
 USER = pg.GaussianEvent(10.0, unit="user")
 ROW = pg.GaussianEvent(10.0)
 
 
 def test_users_are_numbered_by_their_first_rows_whatever_they_are_called() -> None:
-    labels: list[Any] = [("b", 2), "x", 3.0, ("b", 2), 3, None.__class__]
+    labels: list[Any] = [("b", 2), b"x", 3.0, ("b", 2), 3, None.__class__]
     users = Users.of(labels, 6)
     assert users.numbers.tolist() == [0, 1, 2, 0, 2, 3]
     assert users.count == 4
@@ -40,6 +41,17 @@ def test_users_are_numbered_by_their_first_rows_whatever_they_are_called() -> No
         ([5, 5, 5, 5], ValueError, "at least two different users"),
         ([[1], [2], [3], [4]], TypeError, "not hashable"),
         (np.zeros((4, 2)), ValueError, "one column of users"),
+        # NaN is no part of a name: each would be another one, and each row another user's.
+        ([("a", float("nan")), ("a", float("nan")), "b", "b"], ValueError, "rows without one"),
+        ([("a", None), ("a", None), ("b", 1), ("b", 1)], ValueError, "rows without one"),
+        (pd.MultiIndex.from_arrays([[1, 1, 2, 2], [np.nan] * 4]), ValueError, "rows without one"),
+        (["a", "a", "", " "], ValueError, "rows without one"),
+        (["1", 1, "2", 2], TypeError, "all texts, or none"),
+        (pd.Series([1, "1", 2, "2"]), TypeError, "all texts, or none"),
+        ("user", TypeError, "found a str"),
+        ({"a": [0], "b": [1], "c": [2], "d": [3]}, TypeError, "found a dict"),
+        ({"a", "b", "c", "d"}, TypeError, "found a set"),
+        (pd.DataFrame(np.eye(4), columns=list("abcd")), TypeError, "found a DataFrame"),
     ],
 )
 def test_labels_that_name_no_users_are_refused_without_telling_numbers(
@@ -195,3 +207,37 @@ def test_a_run_does_not_finish_with_releases_of_rows_that_it_reserved_for_users(
     run = ledger.reserve("users", [USER], "a run")
     with pytest.raises(RuntimeError, match="beyond it"):
         ledger.finish(run, [ROW])
+
+
+@pytest.mark.parametrize(("before", "after"), [(ROW, USER), (USER, ROW)])
+def test_a_budget_of_both_units_pays_for_nothing(before: Any, after: Any, tmp_path: Any) -> None:
+    ledger = Ledger(tmp_path / "ledger.db")
+    ledger.create("both", 3.0, 1e-5)
+    alive = ledger.reserve("both", [before], "seems dead")
+    ledger.release(alive, "no answer")
+    ledger.finish(ledger.reserve("both", [after], "of the other unit"), [after])
+    assert ledger.account("both").spent < 3.0
+    with pytest.raises(BudgetError, match="given back"):
+        ledger.finish(alive, [before])
+    account = ledger.account("both")
+    assert account.spent == math.inf
+    assert account.units == {"row", "user"}
+    assert account.unit is None
+    assert "inf of epsilon 3 spent" in account._repr_html_()
+    for event in (ROW, USER):
+        with pytest.raises(ValueError, match="found runs that protect rows and runs that protect"):
+            ledger.reserve("both", [event], "one more")
+
+
+def test_labels_with_another_index_than_the_rows_are_refused() -> None:
+    frame = pd.DataFrame({"a": [1.0, 2.0, 3.0]}, index=[5, 6, 7])
+    owners = pd.Series(["x", "y", "x"], index=frame.index)
+    moved = owners.loc[[7, 5, 6]]
+    target = pd.Series([0, 1, 0], index=frame.index)
+    for tables in ((frame,), (frame.to_numpy(), target), ([[1.0]], target)):
+        require_same_order(owners, *tables)
+        require_same_order(moved.to_numpy(), *tables)
+        require_same_order(moved.tolist(), *tables)
+        with pytest.raises(ValueError, match="found another one"):
+            require_same_order(moved, *tables)
+    require_same_order(moved, frame.to_numpy(), [0, 1, 0])

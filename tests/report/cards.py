@@ -69,6 +69,12 @@ def charged() -> Card:
         return model.card()
 
 
+def users() -> Card:
+    X, y = table()
+    model = pg.PrivateLogisticRegression(epsilon=1.0, delta=1e-6)
+    return model.fit(X, y, groups=np.arange(len(y)) // 2).card()
+
+
 def search() -> Card:
     model = pg.PrivateSearch(
         pg.PrivateLogisticRegression(), {"step_size": [0.3, 1.0]}, epsilon=2.0, delta=1e-6
@@ -116,6 +122,7 @@ KINDS: dict[str, Callable[[], Card]] = {
     "not private": not_private,
     "sparse": sparse,
     "charged": charged,
+    "users": users,
     "search": search,
     "poisson": minimized("poisson"),
     "without replacement": minimized("without_replacement"),

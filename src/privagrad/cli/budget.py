@@ -12,6 +12,7 @@ from typing import Annotated
 import typer
 
 from privagrad.cli._output import Json, JsonObject, LedgerPath, command, say, show_table
+from privagrad.cli._units import unit_value, unit_words
 from privagrad.privacy.codec import as_json as event_as_json
 from privagrad.privacy.ledger import Account, Ledger
 from privagrad.privacy.ledger_file import Entry
@@ -81,10 +82,10 @@ def list_(ledger: LedgerPath = None, as_json: Json = False) -> list[JsonObject]:
     found = [values(opened.account(name)) for name in opened.names()]
     rows = [
         (v["name"], f"{v['epsilon']:g}", f"{v['delta']:g}", f"{v['spent']:.4g}",
-         f"{v['left']:.4g}", len(v["runs"]))
+         f"{v['left']:.4g}", len(v["runs"]), v["unit"] or "–")
         for v in found
     ]  # fmt: skip
-    columns = ("data set", "epsilon", "delta", "spent", "left", "runs")
+    columns = ("data set", "epsilon", "delta", "spent", "left", "runs", "unit")
     show_table(f"Budgets in {opened.where}", columns, rows)
     return found
 
@@ -118,6 +119,8 @@ def show(
         show_table(title, ("run", "since", "user", "state", "epsilon alone", "note"), rows, left=6)
     else:
         say(f"{title}. No runs yet.")
+    if told := unit_words(found["unit"]):
+        say(told)
     reserved = [r["run"] for r in found["runs"] if r["state"] == "reserved"]
     if reserved:
         say(
@@ -193,6 +196,7 @@ def values(account: Account) -> JsonObject:
         "fingerprint": account.fingerprint,
         "spent": spent,
         "left": max(account.epsilon - spent, 0.0),
+        "unit": unit_value(account),
         "runs": [
             {
                 "run": run.name, "at": run.at, "user": run.user, "state": run.state,

@@ -324,12 +324,13 @@ def _check_paths(
 
 
 def _show_plan(job: PreparedFit) -> None:
+    units = f"{job.table.unit}s"
     rows = [
-        (e.purpose, e.count, _noise(e), "all rows" if e.sampling is None else e.sampling)
+        (e.purpose, e.count, _noise(e), f"all {units}" if e.sampling is None else e.sampling)
         for e in job.events
     ]
     title = f"Planned releases: epsilon {job.epsilon:.4g} at delta {job.delta:.3g} in total"
-    show_table(title, ("purpose", "times", "noise multiplier", "rows"), rows)
+    show_table(title, ("purpose", "times", "noise multiplier", units), rows)
     say("Public, not protected: " + "; ".join(job.public) + ".")
     for line in job.notes:
         note(line)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Annotated
@@ -9,6 +10,7 @@ from typing import Annotated
 import typer
 
 from privagrad.cli._output import Json, JsonObject, LedgerPath, command, say, show_table
+from privagrad.cli._units import unit_value, unit_words
 from privagrad.privacy.ledger import Account, Ledger, Run
 
 _STATES = {"finished": "finished", "reserved": "open", "released": "given back"}
@@ -73,6 +75,7 @@ def _reviewed(account: Account, begin: datetime, now: datetime, open_days: float
         "delta": account.delta,
         "spent": spent,
         "left": max(account.epsilon - spent, 0.0),
+        "unit": unit_value(account),
         "users": [_of_user(user, runs, account.delta) for user in users],
         "runs": [
             {"run": run.name, "at": run.at, "user": run.user, "state": run.state,
@@ -96,7 +99,10 @@ def _epsilon(runs: Sequence[Run], delta: float) -> float:
     from privagrad.privacy.accounting import PrivacyPlan
     from privagrad.privacy.events import merged
 
-    return PrivacyPlan(merged(event for run in runs for event in run.events)).epsilon(delta)
+    events = merged(event for run in runs for event in run.events)
+    if len({event.unit for event in events}) > 1:
+        return math.inf
+    return PrivacyPlan(events).epsilon(delta)
 
 
 def _show(values: JsonObject, open_days: float) -> None:
@@ -104,6 +110,8 @@ def _show(values: JsonObject, open_days: float) -> None:
         f"\n{values['name']}: {values['spent']:.4g} of epsilon {values['epsilon']:g} spent, "
         f"{values['left']:.4g} left (delta {values['delta']:g})"
     )
+    if told := unit_words(values["unit"]):
+        say(told)
     if not values["runs"]:
         say("No runs in this time.")
     else:

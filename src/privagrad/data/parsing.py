@@ -128,6 +128,8 @@ class Parser:
         if series.dtype == pl.String:
             texts = series.str.strip_chars()
             series = texts.set(texts.is_in(list(self.schema.blanks)), None)
+        if series.dtype.is_float():
+            series = series.fill_nan(None)
         if series.null_count():
             raise ValueError(
                 f"Expected a user in every row, found blanks in column {self.users!r}: nobody's "

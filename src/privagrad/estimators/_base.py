@@ -41,6 +41,7 @@ from privagrad.fitting import (
 from privagrad.fitting.request import with_classes
 from privagrad.linear import Choices, Solver
 from privagrad.privacy.noise import Noise, RandomSource, RandomState, random_source
+from privagrad.privacy.users import require_plain_shapes
 
 _NOT_KEPT = ("schema", "ledger", "dataset", "random_state", "verbose")
 
@@ -126,6 +127,8 @@ class PrivateLinearEstimator(FittedEstimator):
                 f"Expected groups=, or a schema with a column of users, found both: leave out "
                 f"groups=, the schema's column {schema.user!r} names them."
             )
+        if schema.user is not None:
+            require_plain_shapes(X, y)
         framed, kind = self._framed(X, y, schema)
         framed = framed if users is None else replace(framed, users=users)
         known = framed.target.categories if framed.target.name not in framed.counts else None

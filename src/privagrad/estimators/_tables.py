@@ -18,7 +18,7 @@ from privagrad.data.columns import did_you_mean
 from privagrad.data.matrices import MatrixTable
 from privagrad.data.schema import Column, Schema, read_schema
 from privagrad.glm.rows import DenseRows, SparseRows, as_rows, as_targets, strange_columns
-from privagrad.privacy.users import Users
+from privagrad.privacy.users import Users, require_plain_shapes, require_same_order
 
 BoundsLike = tuple[Any, Any] | Mapping[Any, Any] | None
 SchemaLike = Schema | Path | str | None
@@ -58,6 +58,8 @@ def users_of(groups: Any, X: Any, y: Any) -> Users | None:
     """The users of rows, if they are named. Lengths are compared here, where none is told."""
     if groups is None:
         return None
+    require_plain_shapes(X, y)
+    require_same_order(groups, X, y)
     rows = X.shape[0] if hasattr(X, "shape") else len(X)
     if len(as_targets(y)) != rows:
         raise ValueError("Expected as many targets as rows, found another number of them.")

@@ -9,7 +9,7 @@ from pathlib import Path
 from privagrad.fitting.snapshots import fingerprint
 from privagrad.privacy.accounting import PrivacyPlan
 from privagrad.privacy.events import Event, GaussianEvent
-from privagrad.privacy.ledger import NO_DELTA_LEFT, Account, BudgetError, Ledger
+from privagrad.privacy.ledger import NO_DELTA_LEFT, Account, BudgetError, Ledger, require_unit
 
 
 def paying_account(
@@ -26,6 +26,7 @@ def paying_account(
     if math.isinf(epsilon):
         raise ValueError("Expected a finite epsilon for a run that a budget pays, found inf.")
     account = ledger.account(dataset)
+    require_unit(account, None)
     after = account.spent_with(_typical(epsilon, account))
     if not after <= 1.01 * account.epsilon:
         raise refusal(account, epsilon, after, lambda e: _typical(e, account))

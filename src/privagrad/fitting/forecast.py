@@ -118,7 +118,10 @@ def forecast_size(
     delta: float | None = None,
     account: Account | None = None,
 ) -> Forecast:
-    """The fits of a table of numbers without known bounds; without `classes` a regression."""
+    """The fits of a table of numbers without known bounds; without `classes` a regression.
+
+    `rows` is the number of users where the budget's runs protect users.
+    """
     validate.integer("rows", rows)
     validate.integer("columns", columns)
     target = Column(_TARGET)
@@ -132,7 +135,11 @@ def forecast_size(
     if account is not None:
         require_delta_of(account, delta)
     settings = FitSettings(1.0, loss, delta)
-    return _forecast(Outline.of_schema(schema, rows), settings, epsilons, account)
+    table = Outline.of_schema(schema, rows)
+    if account is not None:
+        require_unit(account, None)
+        table = replace(table, unit=account.unit or "row")
+    return _forecast(table, settings, epsilons, account)
 
 
 def _account(request: FitRequest) -> Account | None:

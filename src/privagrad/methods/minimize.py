@@ -26,7 +26,12 @@ from privagrad.privacy.events import Release, relation_of, training_event
 from privagrad.privacy.noise import Noise, RandomState, random_source
 from privagrad.privacy.releases import Releases
 from privagrad.privacy.sampling import SAMPLINGS, Batches, Sampling
-from privagrad.privacy.users import MOST_ROWS, UserRows
+from privagrad.privacy.users import (
+    MOST_ROWS,
+    UserRows,
+    require_plain_shapes,
+    require_same_order,
+)
 from privagrad.queries.columns import query_events
 from privagrad.queries.moments import SCALES, known_moments, private_moments, shaped_ellipsoid
 
@@ -158,6 +163,9 @@ def minimize(
     schedule = options.get("schedule", "linear" if step_size is None else "constant")
     validate.choice("schedule", schedule, SCHEDULES)
     source = random_source(random_state, options.get("noise", "gaussian"))
+    if options.get("groups") is not None and X is not None:
+        require_plain_shapes(X, y)
+        require_same_order(options["groups"], X, y)
     gradients, users = _gradients(loss, X, y, rule, projection, options.get("groups")), None
     if options.get("groups") is not None:
         most = options.get("max_rows_per_user", MOST_ROWS)

@@ -60,7 +60,8 @@ def epsilon_of_runs(
 ) -> float:
     """A bound at `delta` for `runs`, oldest first, and a new one, chosen adaptively or not.
 
-    It is infinite where the new run's leaks pass the part of delta that later runs may use.
+    It is infinite where the new run's leaks pass the part of delta that later runs may use, and
+    where some runs protect rows and others users, whose costs do not add up.
 
     Parameters
     ----------
@@ -70,6 +71,8 @@ def epsilon_of_runs(
     charged = [events for events in (*runs, new) if events]
     if not charged:
         return 0.0
+    if len({event.unit for events in charged for event in events}) > 1:
+        return math.inf
     relation = PrivacyPlan(tuple(e for events in charged for e in events)).relation
     first, later = _fixed(charged[0], relation), charged[1:]
     if not later:

@@ -64,9 +64,18 @@ class Account:
         return merged(event for run in self.runs for event in run.events)
 
     @property
+    def units(self) -> frozenset[Unit]:
+        """What the runs that are charged protect: rows, users, or nothing yet.
+
+        It is both where a run was given back, and finished after runs of the other unit.
+        """
+        return frozenset(event.unit for event in self.events)
+
+    @property
     def unit(self) -> Unit | None:
-        """Whether the runs that are charged protect rows or users; None: there are none yet."""
-        return unit_of(self.events)
+        """Whether all runs that are charged protect rows, or users; None: neither, or both."""
+        units = self.units
+        return next(iter(units)) if len(units) == 1 else None
 
     @property
     def spent(self) -> float:
@@ -340,10 +349,19 @@ class Ledger:
         return len(entries), Account(row[0], row[3], row[4], row[5], _runs(entries))
 
 
-def require_unit(account: Account, wanted: Unit) -> None:
-    """Refuse a run of another unit than those before it: their costs do not add up."""
+def require_unit(account: Account, wanted: Unit | None) -> None:
+    """Refuse a run of another unit than those before it: their costs do not add up.
+
+    With None a run of any unit is refused where there are runs of both.
+    """
+    if len(account.units) > 1:
+        raise ValueError(
+            f"Expected runs of one unit on the budget of {account.name!r}, found runs that protect "
+            "rows and runs that protect users: one that was given back finished after all. Their "
+            "costs do not add up, so that nothing is known to be left. Nothing was spent."
+        )
     found = account.unit
-    if found is None or found == wanted:
+    if wanted is None or found is None or found == wanted:
         return
     what = "name users (--user-column, groups=)" if found == "user" else "name no users"
     raise ValueError(

@@ -6,7 +6,7 @@ here tells it, neither an error nor a release.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Iterator
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -61,10 +61,17 @@ class Users:
                 "Expected users (groups=) that can be told apart, such as numbers or texts, found "
                 "values that are not hashable: convert them, for example to texts."
             ) from None
-        if any(_is_missing(label) for label in places):
+        if any(map(_is_missing, places)):
             raise ValueError(
-                "Expected a user for every row (groups=), found rows without one (NaN or None): "
-                "nobody's guarantee would cover them. Name their users, or drop these rows."
+                "Expected a user for every row (groups=), found rows without one (NaN, None or an "
+                "empty text): nobody's guarantee would cover them. Name their users, or drop these "
+                "rows."
+            )
+        if len({isinstance(label, str) for label in places}) > 1:
+            raise TypeError(
+                "Expected users (groups=) that are all texts, or none of them, found both: a "
+                "number and its text would be two users, and the rows of one person be protected "
+                "in parts. Convert them to one type."
             )
         if len(places) < 2:
             raise ValueError(
@@ -149,7 +156,48 @@ class UserRows:
             yield count, self.rows[first[:, None] + np.arange(count)].ravel()
 
 
+def require_same_order(labels: Any, *tables: Any) -> None:
+    """Refuse labels with another index than the rows': they would name the wrong users.
+
+    Labels are matched by place. Only values that have an index, such as those of pandas, are
+    compared, with the first of the `tables` that has one.
+    """
+    found = (getattr(values, "index", None) for values in (labels, *tables))
+    index, *others = (one if hasattr(one, "equals") else None for one in found)
+    other = next((one for one in others if one is not None), None)
+    if index is not None and other is not None and not index.equals(other):
+        raise ValueError(
+            "Expected users (groups=) with the index of the rows, found another one: users are "
+            "matched by place, so that they may be those of other rows. Bring them into the order "
+            "of the rows, for example with groups.loc[X.index]; or give groups.to_numpy() if they "
+            "are in it."
+        )
+
+
+def require_plain_shapes(X: Any, y: Any) -> None:
+    """Refuse rows or targets of the wrong shape in words that do not tell how many rows there are.
+
+    Later checks show shapes.
+    """
+    shape, targets = getattr(X, "shape", None), getattr(y, "shape", None)
+    if shape is not None and (len(shape) != 2 or shape[1] < 1):
+        what = "no columns" if len(shape) == 2 else f"{len(shape)} dimensions"
+        raise ValueError(
+            f"Expected X of two dimensions, with at least one column, found {what}. Reshape one "
+            "feature with X.reshape(-1, 1)."
+        )
+    if targets is not None and len(targets) != 1 and targets[1:] != (1,):
+        raise ValueError(
+            "Expected one target for each row, found y of another shape: give one column of it."
+        )
+
+
 def _as_list(labels: Any) -> list[Any]:
+    if isinstance(labels, (str, bytes, Mapping, Set)) or hasattr(labels, "columns"):
+        raise TypeError(
+            f"Expected the user of each row (groups=), in the order of the rows, found a "
+            f"{type(labels).__name__}: give one column of values, for example frame['user']."
+        )
     for name in ("to_list", "to_pylist", "tolist"):
         if hasattr(labels, name):
             if len(getattr(labels, "shape", (0,))) != 1:
@@ -162,4 +210,9 @@ def _as_list(labels: Any) -> list[Any]:
 
 
 def _is_missing(label: Any) -> bool:
+    """Whether a label, or a part of a tuple, names nobody: NaN, None, an empty text."""
+    if isinstance(label, tuple):
+        return not label or any(map(_is_missing, label))
+    if isinstance(label, str):
+        return not label.strip()
     return type(label).__name__ in _NO_LABEL or bool(label != label)

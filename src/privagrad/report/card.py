@@ -108,7 +108,7 @@ def card_of_report(
     ]
     if rows is None and steps:
         rows = max(event.n_examples for event in steps)
-    known = [f"the number of rows: {rows}", _SETTINGS] if rows is not None else []
+    known = [f"the number of {report.unit}s: {rows}", _SETTINGS] if rows is not None else []
     return _assembled(
         report,
         rows=rows,
@@ -176,8 +176,7 @@ def _report_of(model: SavedModel) -> PrivacyReport:
     sampling = told["sampling"] if told["sampling"] in SAMPLINGS else None
     # Files of version 0.1 state no kind of noise.
     noise: Noise = "discrete" if told.get("noise") == "discrete" else "gaussian"
-    known = PrivacyReport.__dataclass_fields__
-    more = {name: told[name] for name in ("unit", "verified") if name in told and name in known}
+    more = {"verified": told["verified"]} if "verified" in told else {}
     return PrivacyReport(
         float(told["epsilon"]), float(told["delta"]), relation_named(told["relation"]), sampling,
         told["accountant"], events, bool(told["seeded"]), noise=noise, **more,

@@ -156,16 +156,12 @@ def _report_of(card: Card) -> PrivacyReport:
     drawn = {event.sampling for event in single_releases(events) if _is_training(event)}
     if drawn and scheme not in drawn:
         raise ValueError(f"expected releases with the sampling {shown(scheme)}, found others")
-    known = PrivacyReport.__dataclass_fields__
-    more = {"unit": card["unit"]["level"]} if "unit" in known else {}
-    if not more and card["unit"]["level"] != "row":
-        raise ValueError("expected rows as units, found users: a newer privagrad wrote the card")
     # Sentences round epsilon: take the card's own number where it is right.
     found, stated = plan.epsilon(delta), _number(guarantee["epsilon"])
     epsilon = stated if _same(stated, found) else found
     return PrivacyReport(
         epsilon, delta, plan.relation, scheme, plan.accountant, events,
-        card["noise"]["seeded"], guarantee["verified"], card["noise"]["kind"], **more,
+        card["noise"]["seeded"], guarantee["verified"], card["noise"]["kind"],
     )  # fmt: skip
 
 

@@ -93,7 +93,7 @@ def _product(card: Card) -> Iterator[str]:
     told = {
         "What it is": product["kind"],
         "It predicts": product["target"],
-        "Rows": product["rows"],
+        f"{card['unit']['level'].capitalize()}s": product["rows"],
         "Columns after encoding": product["columns"],
         "Classes": product["classes"],
         "Table": product["table"],
@@ -122,14 +122,15 @@ def _product(card: Card) -> Iterator[str]:
 def _native(card: Card) -> Iterator[str]:
     native = card["native"]
     yield from ("## All releases", "")
+    units = f"{card['unit']['level']}s"
     rows = [
-        (e["purpose"], e["count"], _noise(e), e.get("sampling") or "all rows")
+        (e["purpose"], e["count"], _noise(e), e.get("sampling") or f"all {units}")
         for event in native["events"]
         for e in (event["events"] if event["kind"] == "SelectEvent" else [event])
     ]
     chosen = [event for event in native["events"] if event["kind"] == "SelectEvent"]
     if rows:
-        yield from _table(("purpose", "times", "noise multiplier", "rows"), rows)
+        yield from _table(("purpose", "times", "noise multiplier", units), rows)
     for event in chosen:
         yield from (
             f"These are the releases of one run. The best of a secret number of runs was kept, "

@@ -17,8 +17,8 @@ from privagrad.report.statement import one_line
 _LONGEST, _MOST_FACTS = 300, 50
 
 _EFFECTS = (
-    "The bound on the contribution of one row shortens large ones, which biases what is learned "
-    "from rare and extreme rows. What is computed from releases alone costs no privacy, and may "
+    "The bound on the contribution of one {unit} shortens large ones, which biases what is learned "
+    "from rare and extreme {unit}s. What is computed from releases alone costs no privacy, and may "
     "bias figures: shares are cut to [0, 1], for example."
 )
 _TRUST = (
@@ -40,9 +40,9 @@ _SIDE_CHANNELS = {
 }
 _BOTH_KINDS = "docs/privacy.md#the-noise", "tests/privacy/test_noise.py"
 _MECHANISMS = {
-    "full": ("a sum over all rows with Gaussian noise", "docs/privacy.md#the-accountant",
+    "full": ("a sum over all {unit}s with Gaussian noise", "docs/privacy.md#the-accountant",
              "tests/privacy/test_mechanism.py"),
-    "sampled": ("a sum over a sample of the rows with Gaussian noise",
+    "sampled": ("a sum over a sample of the {unit}s with Gaussian noise",
                 "docs/privacy.md#sampling", "tests/privacy/test_composition.py"),
     "leak": ("categories shown above a noisy threshold", "docs/privacy.md#the-accountant",
              "tests/queries/test_categories.py"),
@@ -109,7 +109,8 @@ def mechanisms(report: PrivacyReport) -> list[dict[str, str]]:
     if kinds:
         kinds[report.noise] = None
     names = ("mechanism", "proof", "tests")
-    return [dict(zip(names, _MECHANISMS[kind], strict=True)) for kind in kinds]
+    told = ((text.format(unit=report.unit) for text in _MECHANISMS[kind]) for kind in kinds)
+    return [dict(zip(names, texts, strict=True)) for texts in told]
 
 
 def utility(model: SavedModel | None, report: PrivacyReport) -> dict[str, Any]:
@@ -127,7 +128,7 @@ def utility(model: SavedModel | None, report: PrivacyReport) -> dict[str, Any]:
         "standard deviation. The chance in which rows were drawn is not in it."
         if figures
         else "No private evaluation was made, or it is not private.",
-        "effects": _EFFECTS,
+        "effects": _EFFECTS.format(unit=report.unit),
     }
 
 

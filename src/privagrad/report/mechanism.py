@@ -44,7 +44,7 @@ def _terms(model: SavedModel) -> Card:
         ("Delta", f"{privacy['delta']:.3g}"),
         ("Unit", model.privacy_unit),
         ("Neighbours", privacy["relation"]),
-        ("Sampling", privacy["sampling"]),
+        ("Sampling", privacy["sampling"].replace("all rows", f"all {model.privacy_unit}s")),
         ("Accountant", privacy["accountant"], "releases are composed, not added"),
         ("Noise", "seeded: NOT private" if privacy["seeded"] else "from a secure source", kind),
     ]
@@ -74,11 +74,17 @@ def _settings(model: SavedModel) -> Card:
 
 
 def _events(model: SavedModel) -> Table:
+    units = f"{model.privacy_unit}s"
     rows = [
-        (e["purpose"], e["count"], f"{e['noise_multiplier']:.4g}", e.get("sampling") or "all rows")
+        (
+            e["purpose"],
+            e["count"],
+            f"{e['noise_multiplier']:.4g}",
+            e.get("sampling") or f"all {units}",
+        )
         for e in model.privacy["events"]
     ]
-    return Table("All releases", ("purpose", "times", "noise multiplier", "rows"), rows)
+    return Table("All releases", ("purpose", "times", "noise multiplier", units), rows)
 
 
 def _guarantee(model: SavedModel) -> Text:
@@ -116,8 +122,8 @@ def _accounting(model: SavedModel) -> str:
             "rounded up; what the Fourier transform may lose is added to delta."
         )
     return how + (
-        "Releases over all rows compose to one Gaussian release, whose delta is a known function "
-        "of epsilon (Balle and Wang 2018)."
+        f"Releases over all {model.privacy_unit}s compose to one Gaussian release, whose delta is "
+        "a known function of epsilon (Balle and Wang 2018)."
     )
 
 

@@ -24,10 +24,10 @@ _POST_PROCESSING = (
     "computed from noisy sums alone. Shares are cut to [0, 1]."
 )
 _RELATION = {
-    "zero-out": "Two tables with the same number of rows n are adjacent if one {unit} contributes "
-    "nothing in one of them. n is public.",
-    "replace-one": "Two tables with the same number of rows n are adjacent if they differ in the "
-    "values of one {unit}. n is public.",
+    "zero-out": "Two tables with the same number of {unit}s n are adjacent if one {unit} "
+    "contributes nothing in one of them. n is public.",
+    "replace-one": "Two tables with the same number of {unit}s n are adjacent if they differ in "
+    "the values of one {unit}. n is public.",
 }
 
 
@@ -170,7 +170,8 @@ def _events(card: Card) -> str:
         if event["kind"] == "SelectEvent":
             kinds.append(f"the best of {event['mean']:g} runs on average")
         else:
-            noise, sampling = event["noise_multiplier"], event["sampling"] or "all rows"
+            everybody = f"all {card['unit']['level']}s"
+            noise, sampling = event["noise_multiplier"], event["sampling"] or everybody
             purpose = markdown_escape(event["purpose"])
             kinds.append(
                 f"{event['count']} x {purpose} at noise multiplier {noise:.6g} ({sampling})"
