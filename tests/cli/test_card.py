@@ -57,7 +57,7 @@ def test_a_card_is_made_and_checked(fitted):
     assert as_json("card", "--check", "card.json") == {
         "card": "card.json", "right": True, "findings": []
     }  # fmt: skip
-    assert "follow from the releases" in run("card", "--check", "card.json").stdout
+    assert "follows from the releases" in run("card", "--check", "card.json").stdout
     # Categories that the model discovered are none of the card's business.
     assert "baker" not in Path("card.json").read_text()
     assert "baker" not in shown

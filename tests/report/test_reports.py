@@ -158,7 +158,7 @@ def test_a_report_promises_its_relation_and_no_other(
     made = replace(made, privacy={**made.privacy, "relation": relation})
     write_fit_report(tmp_path / "report.html", made)
     page = (tmp_path / "report.html").read_text()
-    [promise] = re.findall(r"[^>]*: no result of this run becomes more than", page)
+    [promise] = re.findall(r"[^>]*: no set of results of this run becomes more likely", page)
     assert promise.startswith(change)
     assert "the number of rows stays the same" in promise
     for other in ("row away", "add one", "add-or-remove"):

@@ -16,11 +16,9 @@ from typing import Any
 from privagrad._internal import validate
 from privagrad.data.models import SavedModel
 from privagrad.privacy.accounting import PrivacyPlan, PrivacyReport
-from privagrad.privacy.codec import from_json
-from privagrad.privacy.events import GaussianEvent, relation_named
+from privagrad.privacy.events import GaussianEvent
 from privagrad.privacy.ledger import Account
-from privagrad.privacy.noise import Noise
-from privagrad.privacy.sampling import SAMPLINGS
+from privagrad.privacy.report_codec import report_from_json
 from privagrad.report import card_run as run
 from privagrad.report.card_privacy import finite, installed, privacy_sections
 from privagrad.report.card_questions import answered
@@ -60,7 +58,7 @@ def privacy_card(
             f"Expected the budget that the model was charged to, run {model.made['run']!r}, found "
             f"none of that name in the budget of {account.name!r}: give the ledger of the fit."
         )
-    report = _report_of(model)
+    report = report_from_json(model.privacy)
     rows = int(model.made["rows"])
     return _assembled(
         report,
@@ -108,7 +106,7 @@ def card_of_report(
     ]
     if rows is None and steps:
         rows = max(event.n_examples for event in steps)
-    known = [f"the number of rows: {rows}", _SETTINGS] if rows is not None else []
+    known = [f"the number of rows: {rows:,}", _SETTINGS] if rows is not None else []
     return _assembled(
         report,
         rows=rows,
@@ -167,21 +165,6 @@ def _assembled(
         "statement": statement_from(statement).values(),
     }
     return {**card, "questions": answered(card)}
-
-
-def _report_of(model: SavedModel) -> PrivacyReport:
-    """The report of a model's file."""
-    told = model.privacy
-    events = tuple(from_json(event) for event in told["events"])
-    sampling = told["sampling"] if told["sampling"] in SAMPLINGS else None
-    # Files of version 0.1 state no kind of noise.
-    noise: Noise = "discrete" if told.get("noise") == "discrete" else "gaussian"
-    known = PrivacyReport.__dataclass_fields__
-    more = {name: told[name] for name in ("unit", "verified") if name in told and name in known}
-    return PrivacyReport(
-        float(told["epsilon"]), float(told["delta"]), relation_named(told["relation"]), sampling,
-        told["accountant"], events, bool(told["seeded"]), noise=noise, **more,
-    )  # fmt: skip
 
 
 def _accounted(report: PrivacyReport) -> PrivacyReport:

@@ -142,9 +142,9 @@ def _words(report: PrivacyReport) -> str:
     change = _RELATION[report.relation].format(unit=unit)
     text = (
         f"Take two tables that differ in one thing: {change}. "
-        f"From one to the other nothing that this run released becomes more than "
-        f"exp({report.epsilon:.4g}) = {factor} times as likely or unlikely, except with "
-        f"probability {report.delta:.3g}. This holds whatever else is known about the {unit}."
+        f"From one to the other no set of results of this run becomes more likely than "
+        f"exp({report.epsilon:.4g}) = {factor} times its probability, plus {report.delta:.3g}. "
+        f"This holds whatever else is known about the {unit}."
     )
     if report.seeded:
         return f"NOT PRIVATE: the noise was seeded and can be repeated. With secure noise: {text}"

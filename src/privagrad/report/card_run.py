@@ -14,6 +14,7 @@ from privagrad.privacy.ledger import Account, Run
 from privagrad.report.card_privacy import event_values, finite, is_private
 from privagrad.report.statement import one_line
 
+LINEAR_MODEL = "linear model"
 _LONGEST, _MOST_FACTS = 300, 50
 
 _EFFECTS = (
@@ -64,10 +65,16 @@ def plain(text: object, longest: int = _LONGEST) -> str:
     return f"{clean[:longest]}… ({len(clean)} characters in all)"
 
 
+def kind_of(model: SavedModel) -> str:
+    """What was released."""
+    searched = any(event.get("kind") == "SelectEvent" for event in model.privacy["events"])
+    return f"{LINEAR_MODEL} chosen by a private search" if searched else LINEAR_MODEL
+
+
 def product_of_model(model: SavedModel) -> dict[str, Any]:
     made = model.made
     return {
-        "kind": "linear model",
+        "kind": kind_of(model),
         "target": None if model.schema is None else plain(model.schema.target),
         "classes": None if model.classes is None else len(model.classes),
         "columns": len(model.features),
@@ -123,25 +130,26 @@ def utility(model: SavedModel | None, report: PrivacyReport) -> dict[str, Any]:
             for name, f in figures.items()
         ],
         "verdict": plain(found["verdict"]) if figures and "verdict" in found else None,
-        "words": "Measured on the training rows with noise and charged to epsilon; noise is a "
-        "standard deviation. The chance in which rows were drawn is not in it."
-        if figures
-        else "No private evaluation was made, or it is not private.",
-        "effects": _EFFECTS,
+        **utility_words(measured=bool(figures)),
     }
+
+
+def utility_words(*, measured: bool) -> dict[str, str]:
+    """What a card says of its figures, with and without any."""
+    words = "No private evaluation was made, or it is not private."
+    if measured:
+        words = (
+            "Measured on the training rows with noise and charged to epsilon; noise is a standard "
+            "deviation. The chance in which rows were drawn is not in it."
+        )
+    return {"words": words, "effects": _EFFECTS}
 
 
 def not_private_outputs(model: SavedModel | None) -> list[dict[str, str]]:
     """What a run shows besides its releases."""
-    tested = model is not None and "test" in model.evaluation
+    tested = None if model is None else "test" in model.evaluation
     found = [
-        (
-            "figures on a test table",
-            "Made for this model, exact, and not in this card. The model file holds them: remove "
-            "them before it is published, unless the test rows are public."
-            if tested
-            else "None are in the model file." if model is not None else "Not known to the run.",
-        ),
+        ("figures on a test table", TESTED[tested]),
         ("figures of privagrad evaluate without --epsilon, score() and losses computed by hand",
          "Exact where somebody made them: not covered by the guarantee."),
         ("counts of clipped or non-finite gradients", "Without noise: not to be published."),
@@ -151,10 +159,29 @@ def not_private_outputs(model: SavedModel | None) -> list[dict[str, str]]:
     return [{"what": what, "status": status} for what, status in found]
 
 
+TESTED = {
+    True: "Made for this model, exact, and not in this card. The model file holds them: remove "
+    "them before it is published, unless the test rows are public.",
+    False: "None are in the model file.",
+    None: "Not known to the run.",
+}
+
+
 def ledger_section(made: dict[str, Any] | None, account: Account | None) -> dict[str, Any]:
     """The budget that was charged, as far as it is known."""
     dataset, run = (made or {}).get("dataset"), (made or {}).get("run")
     charged = dataset is not None or account is not None
+    return {
+        "charged": charged,
+        "dataset": None if dataset is None else plain(dataset),
+        "run": None if run is None else plain(run),
+        "account": None if account is None else _account(account, run),
+        **ledger_words(charged=charged, known=account is not None),
+    }
+
+
+def ledger_words(*, charged: bool, known: bool) -> dict[str, str | None]:
+    """What a card says of a budget, known or not, or of none."""
     if charged:
         query_model = (
             "Many runs, each of which may be chosen after the results of earlier ones: a privacy "
@@ -166,14 +193,10 @@ def ledger_section(made: dict[str, Any] | None, account: Account | None) -> dict
         used_up = None
     words = (
         "Charged to a budget; its state was not looked up for this card."
-        if account is None
+        if not known
         else "The state of the budget when this card was made. Names of users and notes stay out."
     )
     return {
-        "charged": charged,
-        "dataset": None if dataset is None else plain(dataset),
-        "run": None if run is None else plain(run),
-        "account": None if account is None else _account(account, run),
         "query_model": query_model,
         "when_used_up": used_up,
         "words": words

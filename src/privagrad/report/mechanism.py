@@ -7,7 +7,9 @@ import math
 import numpy as np
 
 from privagrad.data.models import INTERVAL, SavedModel
-from privagrad.privacy.codec import from_json
+from privagrad.privacy.events import SelectEvent
+from privagrad.privacy.report_codec import report_from_json
+from privagrad.report.card_run import single_releases
 from privagrad.report.charts import bar_chart
 from privagrad.report.page import Block, Card, Cell, Figure, Row, Table, Text
 from privagrad.report.verdict import best_guess, best_guess_of, percent
@@ -49,8 +51,8 @@ def _terms(model: SavedModel) -> Card:
     ]
     if math.isfinite(privacy["epsilon"]) and not privacy["seeded"]:
         bound = best_guess(privacy["epsilon"], privacy["delta"])
-        found = min(bound, best_guess_of([from_json(event) for event in privacy["events"]]))
-        note = "of any attacker who saw all these releases, from their own noise"
+        found = min(bound, best_guess_of(report_from_json(privacy).events))
+        note = "of any attacker who saw all that was released, from its own noise"
         rows.append(("50:50 guess, at most", percent(found), note))
     return Card("Privacy", rows)
 
@@ -72,27 +74,34 @@ def _settings(model: SavedModel) -> Card:
 
 
 def _events(model: SavedModel) -> Table:
+    events = report_from_json(model.privacy).events
     rows = [
-        (e["purpose"], e["count"], f"{e['noise_multiplier']:.4g}", e.get("sampling") or "all rows")
-        for e in model.privacy["events"]
+        (e.purpose, e.count, f"{e.noise_multiplier:.4g}", e.sampling or "all rows")
+        for e in single_releases(events)
     ]
-    return Table("All releases", ("purpose", "times", "noise multiplier", "rows"), rows)
+    title = "All releases"
+    for event in events:
+        if isinstance(event, SelectEvent):
+            title = f"Releases of one run; the best of {event.mean:g} on average was kept"
+    return Table(title, ("purpose", "times", "noise multiplier", "rows"), rows)
 
 
 def _guarantee(model: SavedModel) -> Text:
     privacy = model.privacy
-    epsilon, delta = f"{privacy['epsilon']:.3g}", f"{privacy['delta']:.2g}"
+    epsilon, delta = f"{privacy['epsilon']:.4g}", f"{privacy['delta']:.3g}"
     return Text(
         "What is proved",
         [
-            f"{_CHANGE[privacy['relation']]}: no result of this run becomes more than "
-            f"exp({epsilon}) times as likely or unlikely, except with probability {delta}. In "
-            f"formulas, P(S) ≤ exp({epsilon}) Q(S) + {delta} for every set S of results, with P "
-            "and Q their distributions before and after the change. This holds whatever else is "
-            "known about the row.",
+            f"{_CHANGE[privacy['relation']]}: no set of results of this run becomes more likely "
+            f"than exp({epsilon}) times its probability before, plus {delta}. In formulas, P(S) ≤ "
+            f"exp({epsilon}) Q(S) + {delta} for every set S of results, with P and Q their "
+            "distributions before and after the change, and the other way round. This holds "
+            "whatever else is known about the row.",
             "It follows that a 50:50 guess is right with a probability of at most (exp(ε) + δ) / "
-            "(1 + exp(ε)), and that the odds of any guess change by a factor of at most exp(ε), "
-            "except with probability δ (Kairouz, Oh and Viswanath 2015).",
+            "(1 + exp(ε)), and that a suspicion, if it is true, has on average a probability of "
+            "at most δ + (1 - δ) q afterwards, the odds of q being exp(ε) times those before "
+            "(Kairouz, Oh and Viswanath 2015). A single result may raise the odds by more than "
+            "exp(ε), and with a larger probability than δ.",
             _accounting(model),
         ],
     )
@@ -100,14 +109,21 @@ def _guarantee(model: SavedModel) -> Text:
 
 def _accounting(model: SavedModel) -> str:
     """Why epsilon bounds all releases together."""
-    events = model.privacy["events"]
+    told = report_from_json(model.privacy).events
+    events = tuple(single_releases(told))
     how = (
         "Each release is a sum to which no row contributes more than norm 1, plus Gaussian noise "
         "with the noise multiplier in the table as its standard deviation. "
     )
-    if any(event.get("leak") for event in events):
+    if any(isinstance(event, SelectEvent) for event in told):
+        return how + (
+            "Only the best of a random number of such runs is shown, and the number stays secret. "
+            "Such a choice costs a few times one run: its Rényi divergences are bounded from those "
+            "of one run (Papernot and Steinke 2022), and turned into epsilon."
+        )
+    if any(getattr(event, "leak", 0) for event in events):
         how += "What the discovery of categories may reveal is added to delta. "
-    if any(event.get("sampling") for event in events):
+    if any(event.sampling for event in events):
         return how + (
             "Releases over samples are composed as privacy loss distributions, whose losses are "
             "rounded up; what the Fourier transform may lose is added to delta."
