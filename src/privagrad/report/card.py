@@ -76,7 +76,7 @@ def card_of_report(
     report: PrivacyReport,
     *,
     kind: str = "result of a private computation",
-    algorithm: str = "noisy gradients",
+    algorithm: str | None = None,
     rows: int | None = None,
     public: Iterable[str] = (),
     statement: StatementLike = None,
@@ -89,7 +89,8 @@ def card_of_report(
     report : PrivacyReport
         What the run released.
     kind, algorithm : str
-        What the result is, and how it was computed, in the user's words.
+        What the result is, and how it was computed, in the user's words. Without them an algorithm
+        is named by its releases.
     rows : int or None
         The number of rows; None: that of the sampled releases, or open.
     public : iterable of str
@@ -97,15 +98,16 @@ def card_of_report(
     statement, account
         As for `privacy_card`.
     """
-    if rows is not None:
-        rows = validate.integer("rows", rows)
     steps = [
         event
         for event in run.single_releases(report.events)
         if isinstance(event, GaussianEvent) and event.sampling is not None
     ]
+    read = max((event.n_examples for event in steps), default=1)
     if rows is None and steps:
-        rows = max(event.n_examples for event in steps)
+        rows = read
+    if rows is not None and validate.integer("rows", rows) < read:
+        raise ValueError(f"Expected at least the {read} rows that were sampled, found rows={rows}.")
     known = [f"the number of rows: {rows:,}", _SETTINGS] if rows is not None else []
     return _assembled(
         report,
@@ -113,7 +115,7 @@ def card_of_report(
         model=None,
         product=run.product_of_report(kind, rows, installed("privagrad")),
         algorithm={
-            "name": run.plain(algorithm),
+            "name": run.plain(algorithm or run.algorithm_of_report(report)),
             "loss": None,
             "steps": sum(e.count for e in steps) or None,
             "batch_size": steps[-1].batch_size if steps else None,

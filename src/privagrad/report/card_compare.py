@@ -14,6 +14,7 @@ from privagrad.report.card import TOLERANCE, Card
 from privagrad.report.card_privacy import INFINITY
 from privagrad.report.card_schema import Place, shown
 from privagrad.report.statement import one_line
+from privagrad.report.verdict import exceeds
 
 
 def trainings(events: Iterable[Event]) -> list[GaussianEvent]:
@@ -85,6 +86,8 @@ def wrong_budget(ledger: Mapping[str, Any], report: PrivacyReport) -> Iterator[t
 def fixed_sections(card: Card, report: PrivacyReport) -> dict[str, Any]:
     """What this version says in every card of such a run."""
     ledger, others = card["ledger"], run.not_private_outputs(None)
+    account = ledger["account"]
+    beyond = account is not None and exceeds(account["epsilon"], epsilon_number(account["spent"]))
     told = card["not_private"][0]["status"] if card["not_private"] else ""
     if told in run.TESTED.values():
         others[0]["status"] = told
@@ -94,7 +97,7 @@ def fixed_sections(card: Card, report: PrivacyReport) -> dict[str, Any]:
         "not_private": others,
         "mechanism": {"mechanisms": run.mechanisms(report)},
         "utility": run.utility_words(measured=bool(card["utility"]["figures"])),
-        "ledger": run.ledger_words(charged=ledger["charged"], known=ledger["account"] is not None),
+        "ledger": run.ledger_words(ledger["charged"], account is not None, beyond),
     }
 
 

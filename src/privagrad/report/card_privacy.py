@@ -50,7 +50,7 @@ def privacy_sections(report: PrivacyReport, rows: int | None) -> dict[str, Any]:
         "native": _native(report),
         "unit": {
             "level": unit,
-            "words": _UNITS[unit],
+            "words": _UNITS[unit] if is_private(report) else _NOBODY,
             "contribution": _contribution(report.events),
             "resets": _RESETS,
         },
@@ -60,7 +60,7 @@ def privacy_sections(report: PrivacyReport, rows: int | None) -> dict[str, Any]:
                 unit=unit
             ),
         },
-        "sampling": {"scheme": report.sampling, "words": f"{_SAMPLING[report.sampling]}."},
+        "sampling": {"scheme": report.sampling, "words": f"{_sampling(report)}."},
         "accountant": {
             "name": report.accountant,
             "library": "privagrad",
@@ -82,6 +82,16 @@ _UNITS = {
     "row": "One row of the table. A person with several rows is protected less.",
     "user": "All rows of one user together.",
 }
+
+
+_NOBODY = "Nothing is protected: the run is not private."
+
+
+def _sampling(report: PrivacyReport) -> str:
+    events = (one for e in report.events for one in getattr(e, "events", (e,)))
+    if report.sampling is None and any(event.sampling is not None for event in events):
+        return "Not the same in all releases: each of them states its own"
+    return _SAMPLING[report.sampling]
 
 
 def _source(report: PrivacyReport) -> str:
@@ -146,6 +156,8 @@ def _words(report: PrivacyReport) -> str:
         f"exp({report.epsilon:.4g}) = {factor} times its probability, plus {report.delta:.3g}. "
         f"This holds whatever else is known about the {unit}."
     )
+    if not report.verified:
+        text = f"Only if each example's gradient depends on it alone, which is not verified: {text}"
     if report.seeded:
         return f"NOT PRIVATE: the noise was seeded and can be repeated. With secure noise: {text}"
     return text

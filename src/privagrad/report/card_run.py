@@ -8,11 +8,12 @@ from typing import Any
 
 from privagrad.data.models import SavedModel
 from privagrad.privacy.accounting import PrivacyReport
-from privagrad.privacy.events import Event, ObjectiveEvent, Release, SelectEvent
+from privagrad.privacy.events import TRAINING, Event, ObjectiveEvent, Release, SelectEvent
 from privagrad.privacy.filters import epsilon_of_runs
 from privagrad.privacy.ledger import Account, Run
 from privagrad.report.card_privacy import event_values, finite, is_private
 from privagrad.report.statement import one_line
+from privagrad.report.verdict import exceeds
 
 LINEAR_MODEL = "linear model"
 _LONGEST, _MOST_FACTS = 300, 50
@@ -100,6 +101,15 @@ def algorithm_of_model(model: SavedModel) -> dict[str, Any]:
     }
 
 
+def algorithm_of_report(report: PrivacyReport) -> str:
+    """What the releases of a report are made of."""
+    events = list(single_releases(report.events))
+    if any(isinstance(event, ObjectiveEvent) for event in events):
+        return "minimiser of an objective with noise"
+    noisy_gradients = any(event.purpose == TRAINING or event.sampling for event in events)
+    return "noisy gradients" if noisy_gradients else "sums with noise"
+
+
 def public_facts(facts: Iterable[str]) -> list[str]:
     """What is not protected; long lists are cut, and say so."""
     told = [plain(fact) for fact in facts]
@@ -159,6 +169,7 @@ def not_private_outputs(model: SavedModel | None) -> list[dict[str, str]]:
     return [{"what": what, "status": status} for what, status in found]
 
 
+BEYOND = "Its runs together cost more than the budget allows."
 TESTED = {
     True: "Made for this model, exact, and not in this card. The model file holds them: remove "
     "them before it is published, unless the test rows are public.",
@@ -176,12 +187,16 @@ def ledger_section(made: dict[str, Any] | None, account: Account | None) -> dict
         "dataset": None if dataset is None else plain(dataset),
         "run": None if run is None else plain(run),
         "account": None if account is None else _account(account, run),
-        **ledger_words(charged=charged, known=account is not None),
+        **ledger_words(
+            charged,
+            account is not None,
+            account is not None and exceeds(account.epsilon, account.spent),
+        ),
     }
 
 
-def ledger_words(*, charged: bool, known: bool) -> dict[str, str | None]:
-    """What a card says of a budget, known or not, or of none."""
+def ledger_words(charged: bool, known: bool, exceeded: bool) -> dict[str, str | None]:
+    """What a card says of a budget, known or not, exceeded or not, or of none."""
     if charged:
         query_model = (
             "Many runs, each of which may be chosen after the results of earlier ones: a privacy "
@@ -196,6 +211,8 @@ def ledger_words(*, charged: bool, known: bool) -> dict[str, str | None]:
         if not known
         else "The state of the budget when this card was made. Names of users and notes stay out."
     )
+    if exceeded:
+        words = f"{BEYOND} {words}"
     return {
         "query_model": query_model,
         "when_used_up": used_up,

@@ -49,6 +49,8 @@ def _terms(model: SavedModel) -> Card:
         ("Accountant", privacy["accountant"], "releases are composed, not added"),
         ("Noise", "seeded: NOT private" if privacy["seeded"] else "from a secure source", kind),
     ]
+    if math.isinf(privacy["epsilon"]):
+        rows[-1] = ("Noise", "none: NOT private")
     if math.isfinite(privacy["epsilon"]) and not privacy["seeded"]:
         bound = best_guess(privacy["epsilon"], privacy["delta"])
         found = min(bound, best_guess_of(report_from_json(privacy).events))
@@ -88,9 +90,12 @@ def _events(model: SavedModel) -> Table:
 
 def _guarantee(model: SavedModel) -> Text:
     privacy = model.privacy
+    proved = "What is proved"
+    if privacy["seeded"]:
+        proved = "What would be proved if the noise had not been seeded"
     epsilon, delta = f"{privacy['epsilon']:.4g}", f"{privacy['delta']:.3g}"
     return Text(
-        "What is proved",
+        proved,
         [
             f"{_CHANGE[privacy['relation']]}: no set of results of this run becomes more likely "
             f"than exp({epsilon}) times its probability before, plus {delta}. In formulas, P(S) ≤ "

@@ -71,6 +71,12 @@ def _purpose(name: str, released: str, said: Statement) -> Facts:
 def _guarantee(model: SavedModel, account: Account | None, said: Statement) -> Facts:
     privacy = model.privacy
     unit, delta = privacy.get("unit", "row"), float(privacy["delta"])
+    if not _is_private(model):
+        nothing: list[tuple[str, str | None]] = [
+            ("Protected", "Nothing and nobody: the run is not private."),
+            ("Budget", _budget(model, account)),
+        ]
+        return Facts("What is guaranteed, and for whom", nothing, _OPEN)
     protected = f"One {unit} of the table."
     if unit == "row":
         protected = "One row of the table: a person, if no person has several rows."
@@ -102,6 +108,8 @@ def _budget(model: SavedModel, account: Account | None) -> str:
 
 def _not_covered(model: SavedModel, account: Account | None) -> Sequence[str]:
     privacy, made = model.privacy, model.made
+    if not _is_private(model):
+        return ["Everything that the model and this report show."]
     unit, epsilon = privacy.get("unit", "row"), privacy["epsilon"]
     factors = [math.exp(min(k * epsilon, 700.0)) for k in (1, 3)]
     shown = ["more than 10,000" if f > _FACTOR else f"{_rounded_up(f)}" for f in factors]
@@ -112,7 +120,7 @@ def _not_covered(model: SavedModel, account: Account | None) -> Sequence[str]:
     )
     if unit == "row":
         groups = f"A person with several rows. {groups}"
-    lines = [groups] if math.isfinite(epsilon) else []
+    lines = [groups]
     if test := model.evaluation.get("test"):
         lines.append(
             f"The scores on the test table {test['table']}: they are exact and NOT private, and "
@@ -127,6 +135,10 @@ def _not_covered(model: SavedModel, account: Account | None) -> Sequence[str]:
         runs,
         "The same people in other data sets.",
     ]
+
+
+def _is_private(model: SavedModel) -> bool:
+    return math.isfinite(model.privacy["epsilon"]) and not model.privacy["seeded"]
 
 
 def _group_delta(size: int, epsilon: float, delta: float) -> str:

@@ -52,6 +52,7 @@ _CERTAIN = 1e-4
 _CERTAINLY = "certainty"
 _WELL_BELOW = 0.1
 _ROUNDING = 1e-9
+_QUOTIENT = 1e-15
 _TINIEST = 1e-12
 
 HIDDEN = {
@@ -116,7 +117,7 @@ def verdict_of(
     # Where delta is too large, a small epsilon protects nobody.
     if band >= lowest:
         sentences.insert(1, _BANDS[band][3])
-    if account is not None and exceeds(account):
+    if account is not None and exceeds(account.epsilon, account.spent):
         level, start = "beyond its budget", f"Beyond the budget of {account.name}"
         sentences.insert(0, odds[0].upper() + odds[1:])
         spent = account.spent
@@ -125,9 +126,9 @@ def verdict_of(
     return Verdict(level, f"{start}: {odds}", tuple(sentences))
 
 
-def exceeds(account: Account) -> bool:
+def exceeds(total: float, spent: float) -> bool:
     """Whether the runs of a budget cost more than it allows."""
-    return not account.spent <= account.epsilon * (1 + _ROUNDING)
+    return not spent <= total * (1 + _ROUNDING)
 
 
 def verdict_of_model(
@@ -169,7 +170,10 @@ def one_in(probability: float) -> str:
     """A small probability as "1 in 606", never understated."""
     if probability < _TINIEST:
         return f"{probability:.1g}"
-    return f"1 in {math.floor(1 / probability * (1 + _ROUNDING)):,}"
+    times = 1 / probability
+    # Rounding errors of the quotient are no reason to round down.
+    whole = round(times) if abs(times - round(times)) <= _QUOTIENT * times else math.floor(times)
+    return f"1 in {whole:,}"
 
 
 def most_of(rows: int) -> float:
