@@ -94,6 +94,11 @@ def test_chances_are_never_understated(chance: float) -> None:
     assert 1 / int(one_in(chance).removeprefix("1 in ").replace(",", "")) >= chance * (1 - 1e-8)
 
 
+@pytest.mark.parametrize("power", range(1, 13))
+def test_powers_of_ten_stay_whole(power: int) -> None:
+    assert one_in(10.0**-power) == f"1 in {10**power:,}"
+
+
 @pytest.mark.parametrize(
     ("epsilon", "level", "tone", "odds", "suspicion"),
     [
