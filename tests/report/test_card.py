@@ -274,6 +274,14 @@ def test_numbers_beyond_double_precision_are_findings(
     assert "expected integer" in str(check_card(path)[0])
 
 
+def test_releases_that_cannot_be_composed_in_time_are_findings() -> None:
+    for in_the_budget in (False, True):
+        card = copy.deepcopy(card_named("charged"))
+        where = card["ledger"]["account"]["runs"][0] if in_the_budget else card["native"]
+        where["events"] = [{**where["events"][0], "sampling": "poisson", "count": 10**14}]
+        assert any("sampled releases, found 100,000" in told for _, told in card_problems(card))
+
+
 def test_findings_show_names_without_their_control_characters(tmp_path: Path) -> None:
     path = written(tmp_path, {**card_named("ridge"), "\x1b[2J\u202eevil": 1})
     (finding,) = check_card(path)

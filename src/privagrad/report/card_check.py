@@ -16,6 +16,7 @@ from privagrad.report.card_compare import (
     epsilon_number,
     expected_found,
     fixed_sections,
+    require_computable,
     same_value,
     trainings,
     wrong_budget,
@@ -175,6 +176,7 @@ def _report_of(card: Card) -> PrivacyReport:
     """The report that the card's events make."""
     guarantee, native = card["guarantee"], card["native"]
     events = tuple(from_json(event) for event in native["events"])
+    require_computable(events)
     plan = PrivacyPlan(events, unprotected=native["unprotected"])
     delta, scheme = guarantee["delta"], card["sampling"]["scheme"]
     drawn = {event.sampling for event in trainings(events)}

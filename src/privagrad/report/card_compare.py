@@ -16,6 +16,8 @@ from privagrad.report.card_schema import Place, shown
 from privagrad.report.statement import one_line
 from privagrad.report.verdict import exceeds
 
+_MOST_SAMPLED = 10**8
+
 
 def trainings(events: Iterable[Event]) -> list[GaussianEvent]:
     """The releases of gradients, of one run where runs are chosen from."""
@@ -24,6 +26,13 @@ def trainings(events: Iterable[Event]) -> list[GaussianEvent]:
         for event in run.single_releases(events)
         if isinstance(event, GaussianEvent) and event.purpose == TRAINING
     ]
+
+
+def require_computable(events: Iterable[Event]) -> None:
+    """Refuse releases whose composition would take hours, as only a forged card has them."""
+    found = sum(event.count for event in run.single_releases(events) if event.sampling is not None)
+    if found > _MOST_SAMPLED:
+        raise ValueError(f"expected at most {_MOST_SAMPLED:,} sampled releases, found {found:,}")
 
 
 def wrong_training(card: Card, report: PrivacyReport) -> Iterator[tuple[Place, str]]:
@@ -61,6 +70,7 @@ def wrong_budget(ledger: Mapping[str, Any], report: PrivacyReport) -> Iterator[t
     where: Place = ("ledger", "account")
     try:
         runs = [tuple(from_json(event) for event in one["events"]) for one in account["runs"]]
+        require_computable(event for events in runs for event in events)
         spent = run.spent_of(runs, account["epsilon"], account["delta"])
     except (ValueError, TypeError, ArithmeticError) as error:
         yield (*where, "runs"), one_line(error)
