@@ -16,6 +16,7 @@ from privagrad.cli import app
 from privagrad.privacy.ledger import Ledger
 from tests.cli.test_cli import SCHEMA, as_json, people, run
 from tests.cli.test_transcripts import edit
+from tests.report.cards import charge_too_much
 
 STATEMENT = """
 name = "Income"
@@ -57,7 +58,7 @@ def test_a_card_is_made_and_checked(fitted):
     assert as_json("card", "--check", "card.json") == {
         "card": "card.json", "right": True, "findings": []
     }  # fmt: skip
-    assert "follow from the releases" in run("card", "--check", "card.json").stdout
+    assert "follows from the releases" in run("card", "--check", "card.json").stdout
     # Categories that the model discovered are none of the card's business.
     assert "baker" not in Path("card.json").read_text()
     assert "baker" not in shown
@@ -111,6 +112,49 @@ def test_a_budget_that_is_not_found_stays_open(fitted, monkeypatch):
     assert "found none" in run("card", fitted, "--ledger", "other.db", code=2).stderr
     account = as_json("card", fitted, "--ledger", "ledger.db")["ledger"]["account"]
     assert account["epsilon"] == 3.0
+
+
+def test_a_card_whose_sentences_cannot_be_compared_says_so(fitted):
+    card = as_json("card", fitted, "-o", "card.json")
+    done = run("card", "--check", "card.json")
+    assert "cannot be checked" in done.stderr
+    assert "not compared" not in done.stderr
+    card["library"]["version"] = "9.9 \x1b[2J"
+    card["guarantee"]["words"] = "Nobody can learn anything."
+    Path("card.json").write_text(json.dumps(card))
+    done = run("card", "--check", "card.json")
+    assert "Another version, 9.9" in done.stderr
+    assert "\x1b" not in done.stderr
+
+
+def test_a_model_is_shown_where_its_ledger_is_not(fitted, monkeypatch):
+    monkeypatch.setenv("PRIVAGRAD_LEDGER", "other.db")
+    done = run("show", fitted, "--report", "report.html")
+    assert "no 'people'" in done.stderr
+    assert "that of this run alone: give --ledger" in done.stderr
+    assert "written without its ledger" in Path("report.html").read_text()
+    assert "no 'people'" in run("show", fitted, "--ledger", "other.db", code=2).stderr
+    assert "of 3 left" not in Path("report.html").read_text()
+
+
+def test_a_budget_that_is_exceeded_is_shown(fitted, book):
+    assert "Beyond" not in run("show", fitted).stdout
+    charge_too_much(book, "people")
+    shown = " ".join(run("show", fitted).stdout.split())
+    assert "Beyond the budget of people: its runs together cost epsilon" in shown
+    run("show", fitted, "--report", "report.html")
+    assert "Beyond the budget of people" in Path("report.html").read_text()
+
+
+def test_an_evaluation_takes_a_statement(fitted, book):
+    people(Path("others.csv"), 2000, seed=1)
+    run("evaluate", fitted, "others.csv", "--report", "r.html", "--statement", "statement.toml")
+    assert "To teach." in Path("r.html").read_text()
+    assert "2,000 rows" in Path("r.html").read_text()
+    book.create("others", 1.0, 1e-6)
+    paid = ("evaluate", fitted, "others.csv", "-e", 0.5, "--dataset", "others")
+    assert "--report" in run(*paid, "--statement", "statement.toml", code=2).stderr
+    assert not book.account("others").runs
 
 
 @pytest.mark.parametrize(

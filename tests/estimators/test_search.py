@@ -6,8 +6,10 @@ import pandas as pd
 import pytest
 from scipy.sparse import csr_array
 from sklearn.base import clone
+from typer.testing import CliRunner
 
 import privagrad as pg
+from privagrad.cli import app
 from privagrad.data import matrices
 from privagrad.estimators import _tables
 from privagrad.estimators._base import PrivateLinearEstimator
@@ -47,10 +49,36 @@ def test_one_epsilon_pays_for_all_runs():
     assert 0.9 < report.epsilon <= 1.0
     (selection,) = report.events
     assert isinstance(selection, SelectEvent)
-    run = search.best_estimator_.privacy_
-    assert selection.events[:-1] == run.events
     assert selection.events[-1].purpose == "score"
-    assert 0.2 < run.epsilon < 0.6
+    run = pg.PrivacyPlan(selection.events[:-1])
+    assert 0.2 < run.epsilon(report.delta) < 0.6
+
+
+def test_the_best_model_states_the_cost_of_the_search_wherever_it_goes(tmp_path):
+    """Whoever gets the model alone must not be promised the epsilon of one fit."""
+    X, y = table()
+    search = pg.PrivateSearch(
+        pg.PrivateLinearSVC(noise="discrete"), CANDIDATES, epsilon=1.0, delta=1e-6
+    )
+    best = search.fit(X, y).best_estimator_
+    assert best.privacy_ == search.privacy_
+    best.save(tmp_path / "best.model")
+    loaded = pg.PrivateLinearSVC.load(tmp_path / "best.model")
+    assert loaded.privacy_ == search.privacy_
+    assert np.array_equal(loaded.predict(X), search.predict(X))
+    assert "the number of rows: 3,000" in loaded.model_.privacy["public"]
+    card = loaded.card()
+    assert card == search.card() == best.card()
+    assert card["guarantee"]["epsilon"] == pytest.approx(search.privacy_.epsilon)
+    assert card["guarantee"]["rows"] == 3000
+    assert "private search" in card["product"]["kind"]
+    loaded.report(tmp_path / "best.html")
+    page = (tmp_path / "best.html").read_text()
+    for told in ("best of 10 on average", "private search", "Papernot and Steinke", "score"):
+        assert told in page
+    shown = CliRunner().invoke(app, ["show", str(tmp_path / "best.model")]).output
+    assert "chosen by a private search" in shown
+    assert f"({search.privacy_.epsilon:.4g}, 1e-06)" in shown
 
 
 def test_the_score_has_the_noise_of_its_event():
@@ -266,7 +294,9 @@ def test_the_best_run_is_the_fit_of_its_setting(estimator, candidates, layout):
         assert search.best_params_.items() <= best.get_params().items()
         alone = clone(best).fit(layout(X[~held_out]), y[~held_out])
         assert np.array_equal(best.coef_, alone.coef_)
-        assert best.privacy_ == alone.privacy_
+        (selection,) = search.privacy_.events
+        assert isinstance(selection, SelectEvent)
+        assert selection.events[:-1] == alone.privacy_.events
 
 
 @pytest.mark.filterwarnings("ignore:.*rows are few")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,8 @@ from scipy.sparse import csr_array
 
 import privagrad as pg
 from privagrad.privacy.accounting import PrivacyPlan
-from privagrad.privacy.events import GaussianEvent, ObjectiveEvent
-from privagrad.privacy.ledger import Ledger
+from privagrad.privacy.events import Event, GaussianEvent, ObjectiveEvent
+from privagrad.privacy.ledger import BudgetError, Ledger
 from privagrad.report.card import Card, card_of_report
 
 ROWS = 2000
@@ -131,6 +132,23 @@ KINDS: dict[str, Callable[[], Card]] = {
     "leak": leaky,
     "torch": deep,
 }
+
+
+def charge_too_much(ledger: Ledger, dataset: str) -> None:
+    """Let a budget be exceeded, by a run that was given back while it was alive."""
+    account = ledger.account(dataset)
+    most = account.largest(lambda epsilon: calibrated(epsilon, account.delta))
+    events = calibrated(0.95 * most, account.delta)
+    first = ledger.reserve(dataset, events, "")
+    ledger.release(first, "believed to be dead")
+    ledger.reserve(dataset, events, "")
+    with suppress(BudgetError):
+        ledger.finish(first, events)
+    assert ledger.account(dataset).spent > account.epsilon
+
+
+def calibrated(epsilon: float, delta: float) -> tuple[Event, ...]:
+    return PrivacyPlan.calibrate_event(GaussianEvent(1.0), epsilon, delta).events
 
 
 @cache

@@ -18,17 +18,18 @@ import pytest
 import privagrad as pg
 from privagrad.data.models import SavedModel, load_model
 from privagrad.privacy.codec import as_json
-from privagrad.privacy.events import GaussianEvent, ObjectiveEvent, SelectEvent
+from privagrad.privacy.events import Event, GaussianEvent, ObjectiveEvent, SelectEvent
+from privagrad.privacy.ledger import Ledger
 from privagrad.report import card as card_module
 from privagrad.report.card import Card, card_of_report, card_text, privacy_card
 from privagrad.report.card_check import card_problems, check_card, line_of, read_card
 from privagrad.report.card_markdown import card_markdown, markdown_escape
 from privagrad.report.card_privacy import COMPARISON
-from privagrad.report.card_run import mechanisms
+from privagrad.report.card_run import BEYOND, mechanisms
 from privagrad.report.card_schema import card_schema, schema_problems
 from privagrad.report.statement import Statement, statement_of
 from tests.report import recompute
-from tests.report.cards import KINDS, ROWS, card_named, table
+from tests.report.cards import KINDS, ROWS, card_named, charge_too_much, table
 from tests.report.conftest import RUDE
 from tests.report.test_reports import model
 
@@ -225,11 +226,123 @@ def test_a_changed_number_is_found_with_its_line(
         (("questions", 6, "status"), "stated by the owner"),
         (("product", "rows"), 77),
         (("statement", "publication_date"), "2026-02-31"),
+        (("trust",), ["Nobody sees the rows."]),
+        (("side_channels", 1, "status"), "Closed."),
+        (("not_private", 0, "status"), "There are none."),
+        (("mechanism", "mechanisms", 0, "proof"), "trust us"),
+        (("mechanism", "algorithm", "steps"), 3),
+        (("mechanism", "algorithm", "batch_size"), 3),
+        (("utility", "effects"), "None."),
+        (("ledger", "charged"), False),
+        (("ledger", "words"), "Nothing was spent."),
+        (("ledger", "query_model"), "One run."),
+        (("ledger", "when_used_up"), "Nothing."),
+        (("ledger", "run"), "0123456789ab"),
+        (("ledger", "account", "runs", 0, "this_run"), True),
+        (("ledger", "account", "runs", 1, "this_run"), False),
     ],
     ids=str,
 )
 def test_a_changed_fact_is_found(place: tuple[str | int, ...], value: Any) -> None:
     assert card_problems(changed(card_named("charged"), place, value))
+
+
+def test_the_run_of_the_ledger_must_have_the_releases_of_the_card() -> None:
+    """Whoever writes all numbers of a card anew must also write the history of the budget."""
+    card = copy.deepcopy(card_named("charged"))
+    runs = card["ledger"]["account"]["runs"]
+    (mine,) = [run for run in runs if run["this_run"]]
+    others = [run for run in runs if run is not mine]
+    mine["events"][0], others[0]["events"][0] = others[0]["events"][1], mine["events"][1]
+    problems = card_problems(card)
+    assert any(where[-1] == "events" for where, _ in problems)
+
+
+def test_a_delta_cannot_be_made_to_look_small_by_fewer_rows() -> None:
+    card = copy.deepcopy(card_named("two classes"))
+    card["guarantee"]["rows"] = card["product"]["rows"] = 20
+    assert (("guarantee", "rows"), "expected at least 2000, found 20") in card_problems(card)
+    plan = pg.PrivacyPlan((GaussianEvent(9.0, 100, "poisson", 2000, 20, "gradients"),))
+    with pytest.raises(ValueError, match="at least the 2000 rows that were sampled, found rows=20"):
+        card_of_report(plan.report(1e-6, seeded=False), rows=20)
+
+
+@pytest.mark.parametrize("place", [("product", "rows"), ("native", "events", 0, "count")])
+def test_numbers_beyond_double_precision_are_findings(
+    place: tuple[str | int, ...], tmp_path: Path
+) -> None:
+    path = tmp_path / "card.json"
+    path.write_text(json.dumps(changed(card_named("ridge"), place, 10**400)))
+    assert "expected integer" in str(check_card(path)[0])
+
+
+def test_releases_that_cannot_be_composed_in_time_are_findings() -> None:
+    for in_the_budget in (False, True):
+        card = copy.deepcopy(card_named("charged"))
+        where = card["ledger"]["account"]["runs"][0] if in_the_budget else card["native"]
+        where["events"] = [{**where["events"][0], "sampling": "poisson", "count": 10**14}]
+        assert any("sampled releases, found 100,000" in told for _, told in card_problems(card))
+
+
+def test_findings_show_names_without_their_control_characters(tmp_path: Path) -> None:
+    path = written(tmp_path, {**card_named("ridge"), "\x1b[2J\u202eevil": 1})
+    (finding,) = check_card(path)
+    assert "\x1b" not in str(finding)
+    assert "\u202e" not in str(finding)
+    str(finding).encode("ascii")
+
+
+def test_a_card_that_is_not_verified_says_so_in_the_guarantee() -> None:
+    plan = pg.PrivacyPlan((GaussianEvent(9.0, 100, "poisson", 2000, 20, "gradients"),))
+    card = card_of_report(plan.report(1e-6, seeded=False, verified=False))
+    assert card["guarantee"]["words"].startswith("Only if each example's gradient")
+    assert not card_problems(card)
+
+
+@pytest.mark.parametrize("kind", ["not private", "seeded"])
+def test_a_card_of_a_run_without_privacy_names_no_protected_unit(kind: str) -> None:
+    assert card_named(kind)["unit"]["words"].startswith("Nothing is protected")
+    assert card_named("ridge")["unit"]["words"].startswith("One row")
+
+
+def test_figures_that_noise_has_left_without_a_value_answer_nothing() -> None:
+    card = copy.deepcopy(card_named("two classes"))
+    (place,) = [i for i, q in enumerate(card["questions"]) if "How good" in q["question"]]
+    assert card["questions"][place]["status"] == "answered by the run"
+    for figure in card["utility"]["figures"]:
+        figure["value"] = None
+    assert ("questions", place, "status") in [where for where, _ in card_problems(card)]
+
+
+def test_an_algorithm_is_named_by_its_releases() -> None:
+    made: dict[str, Event] = {
+        "noisy gradients": GaussianEvent(9.0, 100, "poisson", 2000, 20, "gradients"),
+        "minimiser of an objective with noise": ObjectiveEvent(5.0, 0.2),
+        "sums with noise": GaussianEvent(9.0),
+    }
+    for name, event in made.items():
+        report = pg.PrivacyPlan((event,)).report(1e-6, seeded=False)
+        assert card_of_report(report)["mechanism"]["algorithm"]["name"] == name
+
+
+def test_samples_of_other_releases_than_the_training_are_not_denied() -> None:
+    event = GaussianEvent(9.0, 100, "poisson", 2000, 20, "statistics")
+    card = card_of_report(pg.PrivacyPlan((event,)).report(1e-6, seeded=False))
+    assert "all rows" not in card["sampling"]["words"]
+    assert not card_problems(card)
+
+
+def test_a_budget_that_is_exceeded_is_named_first(tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path / "ledger.db")
+    ledger.create("people", 1.0, 1e-6)
+    report = pg.PrivacyPlan((GaussianEvent(9.0),)).report(1e-6, seeded=False)
+    within = card_of_report(report, account=ledger.account("people"))
+    assert BEYOND not in card_markdown(within)
+    charge_too_much(ledger, "people")
+    card = card_of_report(report, account=ledger.account("people"))
+    assert BEYOND in card["ledger"]["words"]
+    assert card_markdown(card).index(BEYOND) < card_markdown(card).index("## What is open")
+    assert not card_problems(card)
 
 
 def test_a_question_cannot_be_left_out() -> None:

@@ -105,6 +105,7 @@ def test_several_runs_of_one_budget_are_many_releases() -> None:
     [
         ("Längen von Aufenthalten (2026)", "langen-von-aufenthalten-2026"),
         ("../../etc/passwd", "etc-passwd"),
+        ("Große Straße", "grosse-strasse"),
         ("x" * 200, "x" * 60),
     ],
 )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import html
+import math
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +17,8 @@ from privagrad.data.models import SavedModel
 from privagrad.data.schema import Column, Schema
 from privagrad.fitting.evaluate import as_values
 from privagrad.glm.losses import Loss
+from privagrad.privacy.accounting import PrivacyPlan
+from privagrad.privacy.composition import gaussian_mu
 from privagrad.privacy.events import GaussianEvent
 from privagrad.privacy.ledger import Account, Ledger, Run
 from privagrad.queries.evaluation import Predicted, evaluate, evaluate_exactly
@@ -29,6 +33,7 @@ from privagrad.report.page import aligned
 from privagrad.report.statement import Statement
 from privagrad.report.verdict import verdict_of
 from tests.releases import releases_at
+from tests.report.cards import charge_too_much
 from tests.report.conftest import RUDE
 from tests.report.test_browser import MARKS, OPEN_ALL, OVERFLOW, SIZES
 
@@ -158,7 +163,7 @@ def test_a_report_promises_its_relation_and_no_other(
     made = replace(made, privacy={**made.privacy, "relation": relation})
     write_fit_report(tmp_path / "report.html", made)
     page = (tmp_path / "report.html").read_text()
-    [promise] = re.findall(r"[^>]*: no result of this run becomes more than", page)
+    [promise] = re.findall(r"[^>]*: no set of results of this run becomes more likely", page)
     assert promise.startswith(change)
     assert "the number of rows stays the same" in promise
     for other in ("row away", "add one", "add-or-remove"):
@@ -407,3 +412,52 @@ def test_coefficients_of_many_classes_stand_in_tables_of_six(tmp_path: Path) -> 
         "All coefficients, in original units: classes ([0-9]+ to [0-9]+)<", plain(path)
     )
     assert tables == ["1 to 6", "7 to 12"]
+
+
+@pytest.mark.parametrize(("epsilon", "seeded"), [(math.inf, False), (1.0, True)])
+def test_a_report_of_a_run_without_privacy_promises_nothing(
+    epsilon: float, seeded: bool, tmp_path: Path
+) -> None:
+    saved = model(["no", "yes"])
+    events = saved.privacy["events"] if seeded else []
+    cost = {"epsilon": epsilon, "seeded": seeded, "events": events}
+    path = tmp_path / "report.html"
+    write_fit_report(path, replace(saved, privacy={**saved.privacy, **cost}))
+    text = plain(path)
+    for promise in ("One row of the table", "the guarantee fails in at most", "Groups of related",
+                    "from a secure source", "What is proved"):  # fmt: skip
+        assert promise not in text
+        write_fit_report(path, saved)
+        assert promise in plain(path)
+    assert "Nothing and nobody" in text
+
+
+def test_several_rows_together_have_a_larger_delta_too(tmp_path: Path) -> None:
+    """(k epsilon, k exp((k - 1) epsilon) delta), against the exact trade-off of a Gaussian."""
+    path = tmp_path / "report.html"
+    for epsilon in (0.5, 1.0, 3.0):
+        saved = model(["no", "yes"])
+        write_fit_report(path, replace(saved, privacy={**saved.privacy, "epsilon": epsilon}))
+        (shown,) = re.findall(r"delta for three is 1 in ([\d,]+)", plain(path))
+        bound = 1 / int(shown.replace(",", ""))
+        assert bound == pytest.approx(3 * math.exp(2 * epsilon) * 1e-6, rel=0.01)
+        together = GaussianEvent(1 / (3 * gaussian_mu(epsilon, 1e-6)))
+        assert 1e-6 < PrivacyPlan((together,)).delta(3 * epsilon) <= bound
+
+
+def test_an_evaluation_has_the_owners_words_and_the_budget(tmp_path: Path) -> None:
+    path, saved = tmp_path / "report.html", model(["no", "yes"])
+    privacy = {"epsilon": 0.2, "delta": 1e-6, "relation": "zero-out", "seeded": False}
+    found = {**saved.evaluation, "table": "t.csv", "rows": 21_000, "privacy": privacy}
+    write_evaluation_report(path, saved, found)
+    assert "Purpose" not in plain(path)
+    assert "21,000 rows" in plain(path)
+    ledger = Ledger(tmp_path / "ledger.db")
+    ledger.create("people", 1.0, 1e-6)
+    charge_too_much(ledger, "people")
+    said = Statement(purpose="To compare <b>models</b>.")
+    write_evaluation_report(path, saved, found, ledger.account("people"), said)
+    text = plain(path)
+    assert "To compare <b>models</b>." in html.unescape(text)
+    assert "open: to be filled in by the data owner" in text
+    assert "Beyond the budget of people" in text

@@ -1,10 +1,12 @@
 """The data owner's own statement: every field is optional, and nothing else is taken."""
 
+import json
 import tomllib
 from dataclasses import fields
 from pathlib import Path
 
 import pytest
+import yaml
 
 from privagrad.report.statement import (
     Statement,
@@ -78,3 +80,14 @@ def test_a_file_that_is_not_there_is_named_with_what_writes_it(tmp_path: Path) -
 def test_all_problems_are_named_at_once() -> None:
     with pytest.raises(ValueError, match=r"name must be.*links must be"):
         Statement(name=3, links="x")  # type: ignore[arg-type]
+
+
+def test_every_text_that_is_taken_is_text_in_yaml() -> None:
+    """YAML 1.1 has no control characters, no surrogates, no U+FFFE and no U+FFFF."""
+    for code in [*range(0x20), *range(0x7F, 0xA0), 0xD800, 0xFEFF, 0xFFFE, 0xFFFF]:
+        text = f"a{chr(code)}b"
+        try:
+            taken = Statement(name=text).name
+        except ValueError:
+            continue
+        assert yaml.safe_load(json.dumps(taken, ensure_ascii=False)) == taken

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from scipy.stats import norm
 
 from privagrad.privacy.accounting import PrivacyPlan
+from privagrad.privacy.composition import gaussian_mu
 from privagrad.privacy.events import GaussianEvent
 from privagrad.privacy.ledger import Account, Run
 from privagrad.report.verdict import (
@@ -45,12 +46,34 @@ def test_the_best_guess_is_that_against_the_worst_mechanism(epsilon: float, delt
         assert best_guess(epsilon, delta) == pytest.approx((e + delta) / (1 + e), rel=1e-12)
 
 
-@given(st.floats(1e-6, 0.999), st.floats(0, 20))
-def test_odds_grow_by_exp_epsilon(prior: float, epsilon: float) -> None:
-    found = posterior(prior, epsilon)
-    against = (1 - prior) / prior * math.exp(-epsilon)
-    assert found == pytest.approx(1 / (1 + against))
-    assert prior * (1 - 1e-12) <= found <= 1
+@given(st.floats(1e-6, 0.999), st.floats(0, 20), st.floats(1e-12, 0.5))
+def test_a_true_suspicion_is_on_average_within_its_bound(
+    prior: float, epsilon: float, delta: float
+) -> None:
+    """Against the worst mechanism, of which every other one is a function."""
+    p, q = revealing(epsilon, delta)
+    seen = p > 0
+    after = prior * p[seen] / (prior * p[seen] + (1 - prior) * q[seen])
+    assert (p[seen] * after).sum() <= posterior(prior, epsilon, delta) * (1 + 1e-9)
+    assert prior * (1 - 1e-12) <= posterior(prior, epsilon, delta) <= 1 + 1e-12
+    odds = posterior(prior, epsilon, 0.0) / (1 - posterior(prior, epsilon, 0.0))
+    assert odds == pytest.approx(math.exp(epsilon) * prior / (1 - prior), rel=1e-3)
+
+
+@pytest.mark.parametrize(("epsilon", "delta"), [(0.1, 1e-5), (1.0, 1e-6), (3.0, 1e-3), (8.0, 1e-6)])
+def test_what_a_gaussian_release_shows_of_a_suspicion(epsilon: float, delta: float) -> None:
+    """Its odds grow beyond exp(epsilon) far more often than delta: only the mean is promised."""
+    mu = gaussian_mu(epsilon, delta)
+    loss = mu * np.linspace(-12, 12, 200_001) + mu**2 / 2
+    weight = norm.pdf((loss - mu**2 / 2) / mu)
+    weight /= weight.sum()
+    for prior in (1e-3, 0.5):
+        after = 1 / (1 + (1 - prior) / prior * np.exp(-loss))
+        assert (weight * after).sum() <= posterior(prior, epsilon, delta)
+    assert weight[loss > epsilon].sum() > 3 * delta
+    told = verdict_of(epsilon, delta, 100, "zero-out").sentences[0]
+    assert "on average over the noise" in told
+    assert "except with" not in told
 
 
 @pytest.mark.parametrize("noise", [0.3, 1.0, 5.0, 40.0])
@@ -69,6 +92,11 @@ def test_chances_are_never_understated(chance: float) -> None:
     assert share == "certainty" or float(share.removesuffix(" %")) / 100 >= chance - 1e-10
     assert (share == "certainty") == (1 - chance < 1e-4)
     assert 1 / int(one_in(chance).removeprefix("1 in ").replace(",", "")) >= chance * (1 - 1e-8)
+
+
+@pytest.mark.parametrize("power", range(1, 13))
+def test_powers_of_ten_stay_whole(power: int) -> None:
+    assert one_in(10.0**-power) == f"1 in {10**power:,}"
 
 
 @pytest.mark.parametrize(
@@ -116,6 +144,13 @@ def test_delta_is_held_against_the_number_of_rows(delta: float, level: str, word
     found = verdict_of(0.5, delta, 1000, "zero-out")
     assert found.level == level
     assert word in found.sentences[-1]
+
+
+@pytest.mark.parametrize("delta", [2e-4, 1e-3, 0.5])
+def test_a_small_epsilon_is_not_praised_beside_a_large_delta(delta: float) -> None:
+    found = verdict_of(0.01, delta, 1000, "zero-out")
+    assert "protects well" not in " ".join(found.sentences)
+    assert "protects well" in " ".join(verdict_of(0.01, 1e-6, 1000, "zero-out").sentences)
 
 
 def test_a_large_delta_makes_no_verdict_better() -> None:

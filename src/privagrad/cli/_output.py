@@ -19,6 +19,8 @@ from rich.table import Table
 from privagrad.privacy.ledger import BudgetError
 
 if TYPE_CHECKING:
+    from privagrad.data.models import SavedModel
+    from privagrad.privacy.ledger import Account
     from privagrad.report.statement import Statement
 
 BUG, WRONG_INPUT, REFUSED, INTERRUPTED = 1, 2, 3, 130
@@ -152,6 +154,33 @@ def read_statement_for(report: Path | None, statement: Path | None) -> Statement
     from privagrad.report.statement import read_statement
 
     return read_statement(statement)
+
+
+def account_of(model: SavedModel, where: str | None, without: str) -> Account | None:
+    """The budget that a model was charged to.
+
+    Without --ledger it may be unknown, as on another machine. A note then says so, and what is done
+    `without` it.
+    """
+    from privagrad.privacy.ledger import Ledger
+
+    name, ledger = model.made["dataset"], Ledger(where)
+    if name is None:
+        if where is not None:
+            raise ValueError("Expected a model that a budget has paid for, found one without.")
+        return None
+    try:
+        account = ledger.account(name)
+        if all(run.name != model.made["run"] for run in account.runs):
+            raise ValueError(
+                f"Expected the run {model.made['run']} of the model in {ledger.where}, found none."
+            )
+    except ValueError as error:
+        if where is not None:
+            raise
+        note(f"{error} {without}: give --ledger.")
+        return None
+    return account
 
 
 def show_table(

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from privagrad._internal.atomic import atomic_write
-from privagrad.cli._output import BUG, Json, JsonObject, LedgerPath, command, note, say
-from privagrad.data.models import SavedModel, load_model
-
-if TYPE_CHECKING:
-    from privagrad.privacy.ledger import Account
+from privagrad.cli._output import (
+    BUG,
+    Json,
+    JsonObject,
+    LedgerPath,
+    account_of,
+    command,
+    note,
+    say,
+)
+from privagrad.data.models import load_model
 
 CARD_IS_WRONG = BUG
 """The exit code of a check that finds something."""
@@ -86,7 +92,8 @@ def _card(path: Path, out: Path | None, statement: Path | None, ledger: str | No
     if out is not None and out.resolve() in {p.resolve() for p in (path, statement) if p}:
         raise ValueError(f"Expected a file to write, found {out.name}, which is read.")
     told, fitted = statement_from(statement), load_model(path)
-    found = privacy_card(fitted, statement=told, account=_account(fitted, ledger))
+    account = account_of(fitted, ledger, "The card leaves the budget open")
+    found = privacy_card(fitted, statement=told, account=account)
     if out is None:
         typer.echo(card_markdown(found), nl=False)
         return found
@@ -100,37 +107,17 @@ def _card(path: Path, out: Path | None, statement: Path | None, ledger: str | No
     return found
 
 
-def _account(model: SavedModel, where: str | None) -> Account | None:
-    """The budget that the model was charged to; without --ledger it may stay unknown."""
-    from privagrad.privacy.ledger import Ledger
-
-    name, ledger = model.made["dataset"], Ledger(where)
-    if name is None:
-        if where is not None:
-            raise ValueError("Expected a model that a budget has paid for, found one without.")
-        return None
-    try:
-        account = ledger.account(name)
-        if all(run.name != model.made["run"] for run in account.runs):
-            raise ValueError(
-                f"Expected the run {model.made['run']} of the model in {ledger.where}, found none."
-            )
-    except ValueError as error:
-        if where is not None:
-            raise
-        note(f"{error} The card leaves the budget open: give --ledger.")
-        return None
-    return account
-
-
 def _check(path: Path) -> JsonObject:
-    from privagrad.report.card_check import check_card
+    from privagrad.report.card_check import check_card, writer_of
 
     findings = check_card(path)
     for finding in findings:
         say(f"{path.name}: {finding}")
     if not findings:
-        say(f"{path.name}: epsilon, mu and every other number follow from the releases.")
+        say(f"{path.name}: epsilon, mu and all that follows from the releases is right.")
+        note("Figures, facts about the table and the owner's words cannot be checked.")
+    if not findings and (writer := writer_of(path)) is not None:
+        note(f"Another version, {writer}, wrote the card: its sentences were not compared.")
     told: list[dict[str, Any]] = [
         {"line": f.line, "pointer": f.pointer, "problem": f.problem} for f in findings
     ]

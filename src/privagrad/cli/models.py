@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, BinaryIO
+from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
 
 import numpy as np
 import typer
@@ -21,6 +21,7 @@ from privagrad.cli._output import (
     LedgerPath,
     ReportPath,
     StatementPath,
+    account_of,
     busy,
     command,
     note,
@@ -33,6 +34,9 @@ from privagrad.data.models import INTERVAL, SavedModel, load_model
 from privagrad.data.parsing import Tally
 from privagrad.data.readers import columns_of
 from privagrad.data.schema import encoding_named
+
+if TYPE_CHECKING:
+    from privagrad.privacy.ledger import Account
 
 ModelFile = Annotated[Path, typer.Argument(help="A model file of privagrad fit.")]
 
@@ -147,14 +151,12 @@ def show(
     fitted = load_model(model)
     low, high = fitted.intervals
     said = read_statement_for(report, statement)
+    account = account_of(fitted, ledger, "The verdict is that of this run alone")
     if report is not None:
-        from privagrad.privacy.ledger import Ledger
         from privagrad.report.fit import write_fit_report
 
-        name = fitted.made["dataset"]
-        account = Ledger(ledger).account(name) if name else None
         write_fit_report(report, fitted, account, said)
-    _show(fitted, everything)
+    _show(fitted, everything, account)
     if report is not None:
         say(f"wrote {report}")
     return {
@@ -230,6 +232,7 @@ def evaluate(
         ),
     ] = None,
     report: ReportPath = None,
+    statement: StatementPath = None,
     as_json: Json = False,
 ) -> JsonObject:  # fmt: skip
     """Show how well a model predicts a table: a verdict, and the figures behind it.
@@ -249,6 +252,7 @@ def evaluate(
 
     require_outputs([report], [model, table])
     fitted, budgets = load_model(model), Ledger(ledger)
+    said = read_statement_for(report, statement)
     request = fitting.EvaluationRequest(
         fitted, table, epsilon, delta, dataset, budgets, user_column=user_column
     )
@@ -265,12 +269,15 @@ def evaluate(
     if report is not None:
         from privagrad.report.fit import write_evaluation_report
 
-        write_evaluation_report(report, fitted, found)
+        account = None if found["run"] is None or dataset is None else budgets.account(dataset)
+        write_evaluation_report(report, fitted, found, account, said)
         say(f"wrote {report}")
     return found
 
 
-def _show(model: SavedModel, everything: bool) -> None:
+def _show(model: SavedModel, everything: bool, account: Account | None) -> None:
+    from privagrad.report.card_run import LINEAR_MODEL, kind_of
+
     names = model.classes if model.coef.shape[0] > 1 and model.classes else [""]
     order, measurable = model.ranking, model.measurable
     shown = order if everything else order[:20]
@@ -291,22 +298,24 @@ def _show(model: SavedModel, everything: bool) -> None:
     for line in scores(model):
         say(line)
     privacy = model.privacy
+    if (what := kind_of(model)) != LINEAR_MODEL:
+        say(f"This is a {what}: the cost is that of all its runs together.")
     kind = "NOT PRIVATE (seeded noise). With secure noise: " if privacy["seeded"] else ""
     say(
         f"Privacy: {kind}({privacy['epsilon']:.4g}, {privacy['delta']:.3g})-differential privacy, "
         f"{privacy['relation']}, {privacy['accountant']}."
     )
-    _say_verdict(privacy, model.made["rows"])
+    _say_verdict(privacy, model.made["rows"], account)
     say("Public, not protected: " + "; ".join(privacy["public"]) + ".")
     for line in model.made.get("notes", []):
         note(line)
 
 
-def _say_verdict(privacy: JsonObject, rows: int) -> None:
+def _say_verdict(privacy: JsonObject, rows: int, account: Account | None = None) -> None:
     """What a guarantee is worth."""
     from privagrad.report.verdict import verdict_of_model
 
-    found = verdict_of_model(privacy, rows)
+    found = verdict_of_model(privacy, rows, account)
     say(" ".join([found.headline, *found.sentences]))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -21,9 +22,9 @@ from privagrad.fitting import exact_figures, require_test_rows, require_writable
 from privagrad.glm.losses import Loss
 from privagrad.glm.rows import DenseRows, SparseRows, as_rows
 from privagrad.privacy.accounting import PrivacyReport
-from privagrad.privacy.codec import from_json
 from privagrad.privacy.ledger import Account, Ledger
 from privagrad.privacy.ledger_url import has_password, is_url
+from privagrad.privacy.report_codec import report_as_json, report_from_json
 from privagrad.queries.figures import Evaluation
 from privagrad.report.card import StatementLike, privacy_card
 from privagrad.report.fit import write_fit_report
@@ -70,13 +71,27 @@ class FittedEstimator(BaseEstimator):  # type: ignore[misc]
 
     def _keep(self, model: SavedModel) -> Self:
         """Set the fitted attributes: all of them come from the model."""
-        self.model_, self.privacy_ = model, _report(model)
+        self.model_, self.privacy_ = model, report_from_json(model.privacy)
         self.n_iter_ = int(model.made["steps"])
         # A test table's figures alone are no evaluation of the rows.
         private = {key: value for key, value in model.evaluation.items() if key != "test"}
         self.evaluation_ = Evaluation.read(private) if private else None
         self._take(model)
         return self
+
+    def _charge(self, report: PrivacyReport, rows: int) -> None:
+        """State the cost of a search of so many rows, whose result the model is, as its cost."""
+        model = self.model_
+        fitted, every = f": {model.made['rows']:,}", f": {rows:,}"
+        public = [fact.replace(fitted, every, 1) for fact in model.privacy["public"][:1]]
+        public += model.privacy["public"][1:]
+        self._keep(
+            replace(
+                model,
+                privacy={**model.privacy, **report_as_json(report), "public": public},
+                made={**model.made, "rows": rows},
+            )
+        )
 
     def save(self, path: Path | str) -> None:
         """Write the model to a file, which holds no pickle: see `privagrad.load_model`."""
@@ -187,15 +202,3 @@ class FittedEstimator(BaseEstimator):  # type: ignore[misc]
         if (schema := self._frame_schema) is None:
             return self._margins(read_rows(self, X))
         return self._margins(as_rows(self.model_.filled(encode_frame(X, schema))))
-
-
-def _report(model: SavedModel) -> PrivacyReport:
-    """What a model cost."""
-    told = model.privacy
-    sampling = told["sampling"]
-    return PrivacyReport(
-        told["epsilon"], told["delta"], told["relation"],
-        None if sampling == "all rows in every step" else sampling, told["accountant"],
-        tuple(from_json(event) for event in told["events"]), told["seeded"],
-        noise=told.get("noise", "gaussian"),
-    )  # fmt: skip

@@ -27,7 +27,7 @@ from privagrad.privacy.events import GaussianEvent, SelectEvent
 from privagrad.privacy.mechanism import GaussianSum
 from privagrad.privacy.noise import RandomSource, RandomState
 from privagrad.queries.columns import Share, query_event
-from privagrad.report.card import StatementLike, card_of_report
+from privagrad.report.card import StatementLike
 
 _SCORED = 0.2
 _SCORE = Share("score", 0.15)
@@ -87,7 +87,8 @@ class PrivateSearch(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
     Attributes
     ----------
     best_estimator_ : estimator
-        The fitted estimator of the best run. Its own `privacy_` covers that run alone.
+        The fitted estimator of the best run. Its `privacy_`, its report, its card and its file
+        state the cost of the whole search.
     best_params_ : dict
         Its setting of the candidates.
     best_score_ : float
@@ -164,6 +165,7 @@ class PrivateSearch(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
         name_columns(self.best_estimator_, X)
         plan = PrivacyPlan((run.selection,), training=run.selection.purpose)
         self.privacy_ = plan.report(delta, seeded=source.seeded, noise=source.noise)
+        self.best_estimator_._charge(self.privacy_, n)
         return self
 
     def predict(self, X: Any) -> NDArray[Any]:
@@ -191,14 +193,8 @@ class PrivateSearch(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
             What only the owner of the data can say. Without it, these questions stay open.
         """
         check_is_fitted(self, "best_estimator_")
-        made = self.best_estimator_.model_.made
-        return card_of_report(
-            self.privacy_,
-            kind="linear model chosen by a private search",
-            algorithm=f"PrivateSearch of {type(self.estimator).__name__}",
-            rows=int(made["rows"]),
-            statement=statement,
-        )
+        best: PrivateLinearEstimator = self.best_estimator_
+        return best.card(statement)
 
     def _check_candidates(self) -> None:
         if not isinstance(self.estimator, PrivateLinearEstimator):

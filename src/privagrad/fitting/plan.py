@@ -96,7 +96,7 @@ class PreparedFit:
     @property
     def public(self) -> list[str]:
         """What the guarantee does not cover, because it is taken to be known."""
-        known = [f"the number of {self.table.unit}s: {self.n}", self.table.public_columns]
+        known = [f"the number of {self.table.unit}s: {self.n:,}", self.table.public_columns]
         if self.classes:
             known.append(f"the labels: {', '.join(self.classes)}")
         return [*known, "all settings of this run"]

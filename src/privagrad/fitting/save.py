@@ -16,8 +16,7 @@ from privagrad.fitting.evaluate import as_values, exact_figures
 from privagrad.fitting.notes import column_notes, hidden_notes
 from privagrad.fitting.plan import PreparedFit
 from privagrad.linear import METHOD, LinearModel, Plan, Trace
-from privagrad.privacy.accounting import PrivacyReport
-from privagrad.privacy.codec import as_json
+from privagrad.privacy.report_codec import report_as_json
 
 
 @dataclass(frozen=True)
@@ -70,7 +69,7 @@ def saved_model(job: PreparedFit, fitted: FittedTable) -> SavedModel:
         names,
         classes,
         fitted.table.file_schema,
-        {**_privacy(model.privacy), "unit": fitted.table.unit, "public": job.public},
+        {**report_as_json(model.privacy), "unit": fitted.table.unit, "public": job.public},
         _made(job, fitted),
         evaluation,
         model.coef,
@@ -101,19 +100,6 @@ def with_scores(model: SavedModel, table: Table, name: str) -> SavedModel:
     figures = as_values(exact_figures(model, table), model.classes)
     test = {"table": name, "rows": rows, **figures}
     return replace(model, evaluation={**model.evaluation, "test": test})
-
-
-def _privacy(report: PrivacyReport) -> dict[str, Any]:
-    return {
-        "epsilon": report.epsilon,
-        "delta": report.delta,
-        "relation": report.relation,
-        "sampling": report.sampling or "all rows in every step",
-        "accountant": report.accountant,
-        "seeded": report.seeded,
-        "noise": report.noise,
-        "events": [as_json(event) for event in report.events],
-    }
 
 
 def _made(job: PreparedFit, fitted: FittedTable) -> dict[str, Any]:

@@ -16,11 +16,9 @@ from typing import Any
 from privagrad._internal import validate
 from privagrad.data.models import SavedModel
 from privagrad.privacy.accounting import PrivacyPlan, PrivacyReport
-from privagrad.privacy.codec import from_json
-from privagrad.privacy.events import GaussianEvent, relation_named
+from privagrad.privacy.events import GaussianEvent
 from privagrad.privacy.ledger import Account
-from privagrad.privacy.noise import Noise
-from privagrad.privacy.sampling import SAMPLINGS
+from privagrad.privacy.report_codec import report_from_json
 from privagrad.report import card_run as run
 from privagrad.report.card_privacy import finite, installed, privacy_sections
 from privagrad.report.card_questions import answered
@@ -60,7 +58,7 @@ def privacy_card(
             f"Expected the budget that the model was charged to, run {model.made['run']!r}, found "
             f"none of that name in the budget of {account.name!r}: give the ledger of the fit."
         )
-    report = _report_of(model)
+    report = report_from_json(model.privacy)
     rows = int(model.made["rows"])
     return _assembled(
         report,
@@ -78,7 +76,7 @@ def card_of_report(
     report: PrivacyReport,
     *,
     kind: str = "result of a private computation",
-    algorithm: str = "noisy gradients",
+    algorithm: str | None = None,
     rows: int | None = None,
     public: Iterable[str] = (),
     statement: StatementLike = None,
@@ -91,7 +89,8 @@ def card_of_report(
     report : PrivacyReport
         What the run released.
     kind, algorithm : str
-        What the result is, and how it was computed, in the user's words.
+        What the result is, and how it was computed, in the user's words. Without them an algorithm
+        is named by its releases.
     rows : int or None
         The number of rows; None: that of the sampled releases, or open.
     public : iterable of str
@@ -99,23 +98,26 @@ def card_of_report(
     statement, account
         As for `privacy_card`.
     """
-    if rows is not None:
-        rows = validate.integer("rows", rows)
     steps = [
         event
         for event in run.single_releases(report.events)
         if isinstance(event, GaussianEvent) and event.sampling is not None
     ]
+    read = max((event.n_examples for event in steps), default=1)
     if rows is None and steps:
-        rows = max(event.n_examples for event in steps)
-    known = [f"the number of {report.unit}s: {rows}", _SETTINGS] if rows is not None else []
+        rows = read
+    if rows is not None and validate.integer("rows", rows) < read:
+        raise ValueError(
+            f"Expected at least the {read} {report.unit}s that were sampled, found rows={rows}."
+        )
+    known = [f"the number of {report.unit}s: {rows:,}", _SETTINGS] if rows is not None else []
     return _assembled(
         report,
         rows=rows,
         model=None,
         product=run.product_of_report(kind, rows, installed("privagrad")),
         algorithm={
-            "name": run.plain(algorithm),
+            "name": run.plain(algorithm or run.algorithm_of_report(report)),
             "loss": None,
             "steps": sum(e.count for e in steps) or None,
             "batch_size": steps[-1].batch_size if steps else None,
@@ -167,20 +169,6 @@ def _assembled(
         "statement": statement_from(statement).values(),
     }
     return {**card, "questions": answered(card)}
-
-
-def _report_of(model: SavedModel) -> PrivacyReport:
-    """The report of a model's file."""
-    told = model.privacy
-    events = tuple(from_json(event) for event in told["events"])
-    sampling = told["sampling"] if told["sampling"] in SAMPLINGS else None
-    # Files of version 0.1 state no kind of noise.
-    noise: Noise = "discrete" if told.get("noise") == "discrete" else "gaussian"
-    more = {"verified": told["verified"]} if "verified" in told else {}
-    return PrivacyReport(
-        float(told["epsilon"]), float(told["delta"]), relation_named(told["relation"]), sampling,
-        told["accountant"], events, bool(told["seeded"]), noise=noise, **more,
-    )  # fmt: skip
 
 
 def _accounted(report: PrivacyReport) -> PrivacyReport:

@@ -3,21 +3,29 @@
 from __future__ import annotations
 
 import json
-import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
 from privagrad.privacy.accounting import PrivacyPlan, PrivacyReport
 from privagrad.privacy.codec import from_json
-from privagrad.privacy.events import TRAINING, GaussianEvent, Release
 from privagrad.report.card import FORMAT, TOLERANCE, VERSION, Card
-from privagrad.report.card_privacy import INFINITY, installed, privacy_sections
+from privagrad.report.card_compare import (
+    differences,
+    epsilon_number,
+    expected_found,
+    fixed_sections,
+    require_computable,
+    same_value,
+    trainings,
+    wrong_budget,
+    wrong_training,
+)
+from privagrad.report.card_privacy import installed, privacy_sections
 from privagrad.report.card_questions import answered
-from privagrad.report.card_run import single_releases, spent_of
 from privagrad.report.card_schema import Place, card_schema, schema_problems, shown
-from privagrad.report.statement import statement_of
+from privagrad.report.statement import one_line, statement_of
 
 _LARGEST = 50_000_000
 """Bytes; a card of a budget of a thousand runs has about two million."""
@@ -42,7 +50,8 @@ class Finding:
     problem: str
 
     def __str__(self) -> str:
-        return f"line {self.line}, {self.pointer or '/'}: {self.problem}"
+        where = json.dumps(self.pointer or "/")[1:-1]  # a name may hold anything
+        return f"line {self.line}, {where}: {self.problem}"
 
 
 def read_card(path: Path | str) -> Card:
@@ -60,12 +69,13 @@ def check_card(path: Path | str) -> list[Finding]:
     """Everything that is wrong in a card's file: its form, or a number that does not follow.
 
     Epsilon is computed again from the events, at every delta; so are mu, what a budget has spent,
-    which questions are open, and the sentences of a card that this version of privagrad wrote.
+    and, of a card that this version of privagrad wrote, its sentences and which questions are open.
 
     Guarantees
     ----------
     A card without findings states an epsilon that its events have. Whether these events are all
-    that was released, no program can see from a card.
+    that was released, no program can see from a card; nor whether its figures, its facts about the
+    table, the source of its noise and the owner's words are true.
     """
     path = Path(path)
     if not path.is_file():
@@ -79,6 +89,13 @@ def check_card(path: Path | str) -> list[Finding]:
     card = _parsed(text, path.name)
     found = card_problems(card)
     return [Finding(line_of(text, where), _pointer(where), problem) for where, problem in found]
+
+
+def writer_of(path: Path | str) -> str | None:
+    """The version that wrote a card, if it is another one; `check_card` skips its sentences."""
+    path = Path(path)
+    card = _parsed(path.read_text(encoding="utf-8"), path.name)
+    return None if _written_here(card) else one_line(card["library"]["version"])
 
 
 def card_problems(card: Any) -> list[tuple[Place, str]]:
@@ -117,106 +134,61 @@ def line_of(text: str, path: Place) -> int:
     return text.count("\n", 0, place) + 1
 
 
+def _written_here(card: Card) -> bool:
+    """Whether this version wrote a card, so that its sentences can be compared."""
+    return bool(card["library"]["version"] == installed("privagrad"))
+
+
 def _wrong_values(card: Card) -> Iterator[tuple[Place, str]]:
     """What does not follow from the events and from the other facts of a card of the right form."""
     try:
         report = _report_of(card)
         rows = card["guarantee"]["rows"]
         expected = privacy_sections(report, rows)
-    except (ValueError, TypeError, OverflowError) as error:
-        yield ("native", "events"), str(error)
+    except (ValueError, TypeError, ArithmeticError) as error:
+        yield ("native", "events"), one_line(error)
         return
-    same = card["library"]["version"] == installed("privagrad")
+    same = _written_here(card)
     for name, section in expected.items():
         if name != "accountant":
-            yield from _differences(card[name], section, (name,), prose=same)
+            yield from differences(card[name], section, (name,), prose=same)
     if card["accountant"]["name"] != report.accountant:
-        yield ("accountant", "name"), _expected(report.accountant, card["accountant"]["name"])
+        yield ("accountant", "name"), expected_found(report.accountant, card["accountant"]["name"])
     if rows != card["product"]["rows"]:
-        yield ("product", "rows"), _expected(rows, card["product"]["rows"])
-        yield ("guarantee", "rows"), _expected(card["product"]["rows"], rows)
-    stated, epsilon = (_number(card["guarantee"][n]) for n in ("stated_epsilon", "epsilon"))
+        yield ("product", "rows"), expected_found(rows, card["product"]["rows"])
+        yield ("guarantee", "rows"), expected_found(card["product"]["rows"], rows)
+    stated, epsilon = (epsilon_number(card["guarantee"][n]) for n in ("stated_epsilon", "epsilon"))
     if stated < epsilon * (1 - TOLERANCE):
         yield ("guarantee", "stated_epsilon"), f"expected at least {epsilon:g}, found {stated:g}"
-    yield from _wrong_budget(card["ledger"])
+    yield from wrong_training(card, report)
+    yield from wrong_budget(card["ledger"], report)
     try:
         statement_of(card["statement"])
     except ValueError as error:
-        yield ("statement",), str(error)
+        yield ("statement",), one_line(error)
     if same:
-        yield from _differences(card["questions"], answered(card), ("questions",), prose=True)
+        for name, section in fixed_sections(card, report).items():
+            yield from differences(card[name], section, (name,), prose=True)
+        yield from differences(card["questions"], answered(card), ("questions",), prose=True)
 
 
 def _report_of(card: Card) -> PrivacyReport:
     """The report that the card's events make."""
     guarantee, native = card["guarantee"], card["native"]
     events = tuple(from_json(event) for event in native["events"])
+    require_computable(events)
     plan = PrivacyPlan(events, unprotected=native["unprotected"])
     delta, scheme = guarantee["delta"], card["sampling"]["scheme"]
-    drawn = {event.sampling for event in single_releases(events) if _is_training(event)}
+    drawn = {event.sampling for event in trainings(events)}
     if drawn and scheme not in drawn:
         raise ValueError(f"expected releases with the sampling {shown(scheme)}, found others")
     # Sentences round epsilon: take the card's own number where it is right.
-    found, stated = plan.epsilon(delta), _number(guarantee["epsilon"])
-    epsilon = stated if _same(stated, found) else found
+    found, stated = plan.epsilon(delta), epsilon_number(guarantee["epsilon"])
+    epsilon = stated if same_value(stated, found) else found
     return PrivacyReport(
         epsilon, delta, plan.relation, scheme, plan.accountant, events,
         card["noise"]["seeded"], guarantee["verified"], card["noise"]["kind"],
     )  # fmt: skip
-
-
-def _is_training(event: Release) -> bool:
-    return event.purpose == TRAINING and isinstance(event, GaussianEvent)
-
-
-def _wrong_budget(ledger: Mapping[str, Any]) -> Iterator[tuple[Place, str]]:
-    account = ledger["account"]
-    if account is None:
-        return
-    where: Place = ("ledger", "account")
-    try:
-        runs = [tuple(from_json(event) for event in run["events"]) for run in account["runs"]]
-        spent = spent_of(runs, account["epsilon"], account["delta"])
-    except (ValueError, TypeError, OverflowError) as error:
-        yield (*where, "runs"), str(error)
-        return
-    left = max(account["epsilon"] - _number(spent), 0.0)
-    found = {"spent": account["spent"], "left": account["left"]}
-    yield from _differences(found, {"spent": spent, "left": left}, where, prose=True)
-
-
-def _differences(
-    found: Any, expected: Any, path: Place, *, prose: bool
-) -> Iterator[tuple[Place, str]]:
-    """Where a value of a card is not the expected one; sentences count only with `prose`."""
-    if isinstance(expected, dict):
-        for name, value in expected.items():
-            if name not in ("contribution", "resets", "words", "remarks") or prose:
-                yield from _differences(found[name], value, (*path, name), prose=prose)
-    elif isinstance(expected, list):
-        if len(found) != len(expected):
-            yield path, f"expected {len(expected)} entries, found {len(found)}"
-            return
-        for place, value in enumerate(expected):
-            yield from _differences(found[place], value, (*path, place), prose=prose)
-    elif not _same(found, expected):
-        yield path, _expected(expected, found)
-
-
-def _same(found: Any, expected: Any) -> bool:
-    if isinstance(expected, bool) or isinstance(found, bool):
-        return found is expected
-    if isinstance(expected, int | float) and isinstance(found, int | float):
-        return math.isclose(found, expected, rel_tol=TOLERANCE, abs_tol=1e-12)
-    return bool(found == expected)
-
-
-def _expected(expected: Any, found: Any) -> str:
-    return f"expected {shown(expected)}, found {shown(found)}"
-
-
-def _number(epsilon: float | str) -> float:
-    return math.inf if epsilon == INFINITY else float(epsilon)
 
 
 def _parsed(text: str, name: str) -> Card:

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from privagrad.report.card import Card
+from privagrad.report.card_run import BEYOND
 from privagrad.report.page import readable, scientific
 from privagrad.report.statement import one_line, question_of
 
@@ -65,6 +66,8 @@ def _guarantee(card: Card) -> Iterator[str]:
     yield from ("## The guarantee", "")
     kind = "**Private.**" if guarantee["private"] else "**NOT PRIVATE.**"
     yield from (f"{kind} {markdown_escape(guarantee['words'])}", "")
+    if BEYOND in card["ledger"]["words"]:
+        yield from (f"**Beyond its budget.** {BEYOND}", "")
     rows = [
         ("Epsilon", _epsilon(guarantee["epsilon"])),
         ("Delta", _delta(guarantee["delta"])),

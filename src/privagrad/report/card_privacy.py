@@ -51,7 +51,7 @@ def privacy_sections(report: PrivacyReport, rows: int | None) -> dict[str, Any]:
         "native": _native(report),
         "unit": {
             "level": unit,
-            "words": _UNITS[unit],
+            "words": _UNITS[unit] if is_private(report) else _NOBODY,
             "contribution": _of(_contribution(report.events), unit),
             "resets": _RESETS,
         },
@@ -61,10 +61,7 @@ def privacy_sections(report: PrivacyReport, rows: int | None) -> dict[str, Any]:
                 unit=unit
             ),
         },
-        "sampling": {
-            "scheme": report.sampling,
-            "words": f"{_of(_SAMPLING[report.sampling], unit)}.",
-        },
+        "sampling": {"scheme": report.sampling, "words": f"{_of(_sampling(report), unit)}."},
         "accountant": {
             "name": report.accountant,
             "library": "privagrad",
@@ -88,9 +85,19 @@ _UNITS = {
 }
 
 
+_NOBODY = "Nothing is protected: the run is not private."
+
+
 def _of(text: str, unit: str) -> str:
     """A sentence about rows as one about the unit of the guarantee."""
     return re.sub(r"\brow(s?)\b", rf"{unit}\1", text)
+
+
+def _sampling(report: PrivacyReport) -> str:
+    events = (one for e in report.events for one in getattr(e, "events", (e,)))
+    if report.sampling is None and any(event.sampling is not None for event in events):
+        return "Not the same in all releases: each of them states its own"
+    return _SAMPLING[report.sampling]
 
 
 def _source(report: PrivacyReport) -> str:
@@ -153,10 +160,12 @@ def _words(report: PrivacyReport) -> str:
     change = _RELATION[report.relation].format(unit=unit)
     text = (
         f"Take two tables that differ in one thing: {change}. "
-        f"From one to the other nothing that this run released becomes more than "
-        f"exp({report.epsilon:.4g}) = {factor} times as likely or unlikely, except with "
-        f"probability {report.delta:.3g}. This holds whatever else is known about the {unit}."
+        f"From one to the other no set of results of this run becomes more likely than "
+        f"exp({report.epsilon:.4g}) = {factor} times its probability, plus {report.delta:.3g}. "
+        f"This holds whatever else is known about the {unit}."
     )
+    if not report.verified:
+        text = f"Only if each example's gradient depends on it alone, which is not verified: {text}"
     if report.seeded:
         return f"NOT PRIVATE: the noise was seeded and can be repeated. With secure noise: {text}"
     return text

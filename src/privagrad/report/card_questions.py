@@ -106,4 +106,8 @@ def _at(card: Mapping[str, Any], pointer: str) -> Any:
 
 
 def _says(value: Any) -> bool:
+    if isinstance(value, list):
+        return any(_says(part) for part in value)
+    if isinstance(value, dict) and "value" in value:  # a figure that noise may have left without
+        return value["value"] is not None
     return value not in (None, "", [], {})

@@ -8,12 +8,14 @@ from typing import Any
 
 from privagrad.data.models import SavedModel
 from privagrad.privacy.accounting import PrivacyReport
-from privagrad.privacy.events import Event, ObjectiveEvent, Release, SelectEvent
+from privagrad.privacy.events import TRAINING, Event, ObjectiveEvent, Release, SelectEvent
 from privagrad.privacy.filters import epsilon_of_runs
 from privagrad.privacy.ledger import Account, Run
 from privagrad.report.card_privacy import event_values, finite, is_private
 from privagrad.report.statement import one_line
+from privagrad.report.verdict import exceeds
 
+LINEAR_MODEL = "linear model"
 _LONGEST, _MOST_FACTS = 300, 50
 
 _EFFECTS = (
@@ -64,10 +66,16 @@ def plain(text: object, longest: int = _LONGEST) -> str:
     return f"{clean[:longest]}… ({len(clean)} characters in all)"
 
 
+def kind_of(model: SavedModel) -> str:
+    """What was released."""
+    searched = any(event.get("kind") == "SelectEvent" for event in model.privacy["events"])
+    return f"{LINEAR_MODEL} chosen by a private search" if searched else LINEAR_MODEL
+
+
 def product_of_model(model: SavedModel) -> dict[str, Any]:
     made = model.made
     return {
-        "kind": "linear model",
+        "kind": kind_of(model),
         "target": None if model.schema is None else plain(model.schema.target),
         "classes": None if model.classes is None else len(model.classes),
         "columns": len(model.features),
@@ -91,6 +99,15 @@ def algorithm_of_model(model: SavedModel) -> dict[str, Any]:
         "steps": int(made["steps"]),
         "batch_size": int(made["batch_size"]),
     }
+
+
+def algorithm_of_report(report: PrivacyReport) -> str:
+    """What the releases of a report are made of."""
+    events = list(single_releases(report.events))
+    if any(isinstance(event, ObjectiveEvent) for event in events):
+        return "minimiser of an objective with noise"
+    noisy_gradients = any(event.purpose == TRAINING or event.sampling for event in events)
+    return "noisy gradients" if noisy_gradients else "sums with noise"
 
 
 def public_facts(facts: Iterable[str]) -> list[str]:
@@ -124,25 +141,26 @@ def utility(model: SavedModel | None, report: PrivacyReport) -> dict[str, Any]:
             for name, f in figures.items()
         ],
         "verdict": plain(found["verdict"]) if figures and "verdict" in found else None,
-        "words": "Measured on the training rows with noise and charged to epsilon; noise is a "
-        "standard deviation. The chance in which rows were drawn is not in it."
-        if figures
-        else "No private evaluation was made, or it is not private.",
-        "effects": _EFFECTS.format(unit=report.unit),
+        **utility_words(report.unit, measured=bool(figures)),
     }
+
+
+def utility_words(unit: str, *, measured: bool) -> dict[str, str]:
+    """What a card says of its figures, with and without any."""
+    words = "No private evaluation was made, or it is not private."
+    if measured:
+        words = (
+            "Measured on the training rows with noise and charged to epsilon; noise is a standard "
+            "deviation. The chance in which rows were drawn is not in it."
+        )
+    return {"words": words, "effects": _EFFECTS.format(unit=unit)}
 
 
 def not_private_outputs(model: SavedModel | None) -> list[dict[str, str]]:
     """What a run shows besides its releases."""
-    tested = model is not None and "test" in model.evaluation
+    tested = None if model is None else "test" in model.evaluation
     found = [
-        (
-            "figures on a test table",
-            "Made for this model, exact, and not in this card. The model file holds them: remove "
-            "them before it is published, unless the test rows are public."
-            if tested
-            else "None are in the model file." if model is not None else "Not known to the run.",
-        ),
+        ("figures on a test table", TESTED[tested]),
         ("figures of privagrad evaluate without --epsilon, score() and losses computed by hand",
          "Exact where somebody made them: not covered by the guarantee."),
         ("counts of clipped or non-finite gradients", "Without noise: not to be published."),
@@ -152,10 +170,34 @@ def not_private_outputs(model: SavedModel | None) -> list[dict[str, str]]:
     return [{"what": what, "status": status} for what, status in found]
 
 
+BEYOND = "Its runs together cost more than the budget allows."
+TESTED = {
+    True: "Made for this model, exact, and not in this card. The model file holds them: remove "
+    "them before it is published, unless the test rows are public.",
+    False: "None are in the model file.",
+    None: "Not known to the run.",
+}
+
+
 def ledger_section(made: dict[str, Any] | None, account: Account | None) -> dict[str, Any]:
     """The budget that was charged, as far as it is known."""
     dataset, run = (made or {}).get("dataset"), (made or {}).get("run")
     charged = dataset is not None or account is not None
+    return {
+        "charged": charged,
+        "dataset": None if dataset is None else plain(dataset),
+        "run": None if run is None else plain(run),
+        "account": None if account is None else _account(account, run),
+        **ledger_words(
+            charged,
+            account is not None,
+            account is not None and exceeds(account.epsilon, account.spent),
+        ),
+    }
+
+
+def ledger_words(charged: bool, known: bool, exceeded: bool) -> dict[str, str | None]:
+    """What a card says of a budget, known or not, exceeded or not, or of none."""
     if charged:
         query_model = (
             "Many runs, each of which may be chosen after the results of earlier ones: a privacy "
@@ -167,14 +209,12 @@ def ledger_section(made: dict[str, Any] | None, account: Account | None) -> dict
         used_up = None
     words = (
         "Charged to a budget; its state was not looked up for this card."
-        if account is None
+        if not known
         else "The state of the budget when this card was made. Names of users and notes stay out."
     )
+    if exceeded:
+        words = f"{BEYOND} {words}"
     return {
-        "charged": charged,
-        "dataset": None if dataset is None else plain(dataset),
-        "run": None if run is None else plain(run),
-        "account": None if account is None else _account(account, run),
         "query_model": query_model,
         "when_used_up": used_up,
         "words": words

@@ -21,6 +21,7 @@ _LIMITS: dict[str, tuple[str, Callable[[float, float], bool]]] = {
     "exclusiveMaximum": ("below", operator.lt),
 }
 _SHOWN = 60
+_LARGEST = 10**300
 
 
 @lru_cache(maxsize=1)
@@ -138,7 +139,10 @@ def _has_type(value: Any, kinds: str | list[str]) -> bool:
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    """Whether a value is a finite number within the range of double precision."""
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return False
+    return abs(value) <= _LARGEST if isinstance(value, int) else math.isfinite(value)
 
 
 def _same(value: Any, other: Any) -> bool:

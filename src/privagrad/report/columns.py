@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterator
 from datetime import UTC, datetime, timedelta
 
@@ -13,6 +14,7 @@ from privagrad.report.page import Block, Table, Text, readable
 
 _FEW = 40
 _SHOWN = 6
+_LEARNED = "range learned with noise"
 _IGNORED = "Ignored columns:"
 """How the note begins that the table makes superfluous."""
 
@@ -23,6 +25,8 @@ def column_blocks(model: SavedModel) -> list[Block]:
     if schema is None or len(schema.columns) < 2:
         return [_unnamed(model, hidden)]
     rows = [(column.name, *_use(column, schema, hidden)) for column in schema.columns]
+    if math.isinf(model.privacy["epsilon"]):
+        rows = [(name, use, told.replace(_LEARNED, "range learned")) for name, use, told in rows]
     used = sum(use.startswith("used") for _, use, _ in rows)
     unused = sum(use.startswith(("ignored", "not used")) for _, use, _ in rows)
     title = f"Columns: {used:,} used, {unused:,} not used"
@@ -97,7 +101,7 @@ def _count(categories: int) -> str:
 def _bounds(column: Column) -> str:
     low, high = (_edge(column, edge) for edge in (column.low, column.high))
     if column.low is None and column.high is None:
-        return "range learned with noise"
+        return _LEARNED
     if column.low is None or column.high is None:
         return f"at most {high} (stated)" if column.low is None else f"at least {low} (stated)"
     return f"{low} to {high} (stated)"

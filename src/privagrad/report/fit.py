@@ -14,7 +14,7 @@ from privagrad.report.charts import Kind, bar_chart, gauge
 from privagrad.report.columns import column_blocks
 from privagrad.report.figures import figure_blocks
 from privagrad.report.mechanism import MOST_BARS, mechanism_blocks
-from privagrad.report.officer import officer_blocks, target_of
+from privagrad.report.officer import officer_blocks, statement_blocks, target_of
 from privagrad.report.page import Banner, Block, Card, Figure, Part, write_page
 from privagrad.report.statement import Statement
 from privagrad.report.verdict import verdict_of_model
@@ -40,16 +40,26 @@ def write_fit_report(
     write_page(path, f"Private model of {target_of(model)}", subtitle, blocks)
 
 
-def write_evaluation_report(path: Path, model: SavedModel, found: Mapping[str, Any]) -> None:
-    """Write one HTML file about how well a model predicts a table."""
+def write_evaluation_report(
+    path: Path,
+    model: SavedModel,
+    found: Mapping[str, Any],
+    account: Account | None = None,
+    statement: Statement | None = None,
+) -> None:
+    """Write one HTML file about how well a model predicts a table.
+
+    `account` is the budget that was charged for it. Without a statement nothing is asked.
+    """
     unit = found.get("privacy", {}).get("unit", "row")
-    where = f"table {found['table']}, {found['rows']} {unit}s"
+    where = f"table {found['table']}, {found['rows']:,} {unit}s"
     banner = Banner("NOT PRIVATE: exact figures, which reveal something about the rows.", "warning")
     if privacy := found.get("privacy"):
-        verdict = verdict_of_model(privacy, found["rows"])
+        verdict = verdict_of_model(privacy, found["rows"], account)
         cost = f"Cost: epsilon {privacy['epsilon']:.4g} at delta {privacy['delta']:.3g}."
         banner = Banner(verdict.headline, verdict.tone, (cost, *verdict.sentences))
-    blocks = [banner, *figure_blocks(found, model.classes, where), _model_card(model)]
+    asked: list[Block] = [] if statement is None else statement_blocks(where, statement)
+    blocks = [banner, *asked, *figure_blocks(found, model.classes, where), _model_card(model)]
     subtitle = f"{model.loss} of {model.made['at']}, evaluated on {where}"
     write_page(path, f"Evaluation of a model of {target_of(model)}", subtitle, blocks)
 
@@ -59,7 +69,7 @@ def _model_blocks(model: SavedModel, account: Account | None) -> list[Block]:
     if "figures" in model.evaluation or "score" in model.evaluation:
         blocks += figure_blocks(model.evaluation, model.classes, "training rows")
     if test := model.evaluation.get("test"):
-        where = f"test table {test['table']}, {test['rows']} rows"
+        where = f"test table {test['table']}, {test['rows']:,} rows"
         blocks += figure_blocks(test, model.classes, where)
     blocks.append(_coefficients(model))
     if account is not None:

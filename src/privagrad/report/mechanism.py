@@ -7,7 +7,9 @@ import math
 import numpy as np
 
 from privagrad.data.models import INTERVAL, SavedModel
-from privagrad.privacy.codec import from_json
+from privagrad.privacy.events import SelectEvent
+from privagrad.privacy.report_codec import report_from_json
+from privagrad.report.card_run import single_releases
 from privagrad.report.charts import bar_chart
 from privagrad.report.page import Block, Card, Cell, Figure, Row, Table, Text
 from privagrad.report.verdict import best_guess, best_guess_of, percent
@@ -48,10 +50,12 @@ def _terms(model: SavedModel) -> Card:
         ("Accountant", privacy["accountant"], "releases are composed, not added"),
         ("Noise", "seeded: NOT private" if privacy["seeded"] else "from a secure source", kind),
     ]
+    if math.isinf(privacy["epsilon"]):
+        rows[-1] = ("Noise", "none: NOT private")
     if math.isfinite(privacy["epsilon"]) and not privacy["seeded"]:
         bound = best_guess(privacy["epsilon"], privacy["delta"])
-        found = min(bound, best_guess_of([from_json(event) for event in privacy["events"]]))
-        note = "of any attacker who saw all these releases, from their own noise"
+        found = min(bound, best_guess_of(report_from_json(privacy).events))
+        note = "of any attacker who saw all that was released, from its own noise"
         rows.append(("50:50 guess, at most", percent(found), note))
     return Card("Privacy", rows)
 
@@ -74,34 +78,39 @@ def _settings(model: SavedModel) -> Card:
 
 
 def _events(model: SavedModel) -> Table:
+    events = report_from_json(model.privacy).events
     units = f"{model.privacy_unit}s"
     rows = [
-        (
-            e["purpose"],
-            e["count"],
-            f"{e['noise_multiplier']:.4g}",
-            e.get("sampling") or f"all {units}",
-        )
-        for e in model.privacy["events"]
+        (e.purpose, e.count, f"{e.noise_multiplier:.4g}", e.sampling or f"all {units}")
+        for e in single_releases(events)
     ]
-    return Table("All releases", ("purpose", "times", "noise multiplier", units), rows)
+    title = "All releases"
+    for event in events:
+        if isinstance(event, SelectEvent):
+            title = f"Releases of one run; the best of {event.mean:g} on average was kept"
+    return Table(title, ("purpose", "times", "noise multiplier", units), rows)
 
 
 def _guarantee(model: SavedModel) -> Text:
     privacy, unit = model.privacy, model.privacy_unit
-    epsilon, delta = f"{privacy['epsilon']:.3g}", f"{privacy['delta']:.2g}"
+    proved = "What is proved"
+    if privacy["seeded"]:
+        proved = "What would be proved if the noise had not been seeded"
+    epsilon, delta = f"{privacy['epsilon']:.4g}", f"{privacy['delta']:.3g}"
     change = _CHANGE[privacy["relation"]].format(unit=unit)
     return Text(
-        "What is proved",
+        proved,
         [
-            f"{change}: no result of this run becomes more than exp({epsilon}) times as likely or "
-            f"unlikely, except with probability {delta}. In formulas, P(S) ≤ exp({epsilon}) Q(S) + "
-            f"{delta} for every set S of results, with P and Q their distributions before and "
-            "after the change. This holds whatever else is "
-            f"known about the {unit}.",
+            f"{change}: no set of results of this run becomes more likely "
+            f"than exp({epsilon}) times its probability before, plus {delta}. In formulas, P(S) ≤ "
+            f"exp({epsilon}) Q(S) + {delta} for every set S of results, with P and Q their "
+            "distributions before and after the change, and the other way round. This holds "
+            f"whatever else is known about the {unit}.",
             "It follows that a 50:50 guess is right with a probability of at most (exp(ε) + δ) / "
-            "(1 + exp(ε)), and that the odds of any guess change by a factor of at most exp(ε), "
-            "except with probability δ (Kairouz, Oh and Viswanath 2015).",
+            "(1 + exp(ε)), and that a suspicion, if it is true, has on average a probability of "
+            "at most δ + (1 - δ) q afterwards, the odds of q being exp(ε) times those before "
+            "(Kairouz, Oh and Viswanath 2015). A single result may raise the odds by more than "
+            "exp(ε), and with a larger probability than δ.",
             _accounting(model),
         ],
     )
@@ -109,14 +118,21 @@ def _guarantee(model: SavedModel) -> Text:
 
 def _accounting(model: SavedModel) -> str:
     """Why epsilon bounds all releases together."""
-    events = model.privacy["events"]
+    told = report_from_json(model.privacy).events
+    events = tuple(single_releases(told))
     how = (
         f"Each release is a sum to which no {model.privacy_unit} contributes more than norm 1, "
         "plus Gaussian noise with the noise multiplier in the table as its standard deviation. "
     )
-    if any(event.get("leak") for event in events):
+    if any(isinstance(event, SelectEvent) for event in told):
+        return how + (
+            "Only the best of a random number of such runs is shown, and the number stays secret. "
+            "Such a choice costs a few times one run: its Rényi divergences are bounded from those "
+            "of one run (Papernot and Steinke 2022), and turned into epsilon."
+        )
+    if any(getattr(event, "leak", 0) for event in events):
         how += "What the discovery of categories may reveal is added to delta. "
-    if any(event.get("sampling") for event in events):
+    if any(event.sampling for event in events):
         return how + (
             "Releases over samples are composed as privacy loss distributions, whose losses are "
             "rounded up; what the Fourier transform may lose is added to delta."

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from privagrad.data.models import SavedModel
 from privagrad.privacy.ledger import Account
+from privagrad.report.card_run import kind_of
 from privagrad.report.page import Banner, Block, Facts, Items, readable
 from privagrad.report.statement import Statement
 from privagrad.report.verdict import one_in, verdict_of_model
@@ -29,7 +30,7 @@ def officer_blocks(
     found = verdict_of_model(model.privacy, model.made["rows"], account)
     return [
         Banner(found.headline, found.tone, found.sentences),
-        _purpose(model, said),
+        _purpose_of_model(model, said),
         _guarantee(model, account, said),
         Items("Public, not protected", list(model.privacy["public"])),
         Items("Not covered by the guarantee", list(_not_covered(model, account))),
@@ -37,23 +38,32 @@ def officer_blocks(
     ]
 
 
+def statement_blocks(data: str, said: Statement) -> list[Block]:
+    """What only the data owner can say about the figures of an evaluation on some data."""
+    return [_purpose(data, "These figures, with this report.", said), _decisions(said)]
+
+
 def target_of(model: SavedModel) -> str:
     """The name of the column that a model predicts."""
     return "the target" if model.schema is None else str(model.schema.target)
 
 
-def _purpose(model: SavedModel, said: Statement) -> Facts:
+def _purpose_of_model(model: SavedModel, said: Statement) -> Facts:
     made = model.made
-    name = f"{made['table']}, {model.size}"
+    what = f"A {kind_of(model)}, which predicts {target_of(model)}"
+    released = f"{what}, fitted {made['at'][:10]}, and this report."
+    return _purpose(f"{made['table']}, {model.size}", released, said)
+
+
+def _purpose(name: str, released: str, said: Statement) -> Facts:
     data = f"{name}. {said.data_description}" if said.data_description else name
     rows = [
         ("Purpose", said.purpose),
         ("Owner", _listed(said.curators)),
         ("Contact", said.contact),
         ("Data set", data),
-        ("Released", f"A linear model of {target_of(model)}, fitted {made['at'][:10]}, and this "
-         "report."),
-    ]  # fmt: skip
+        ("Released", released),
+    ]
     told = [("Name", said.name), ("Description", said.description)]
     return Facts("What it is for", [*(row for row in told if row[1]), *rows], _OPEN)
 
@@ -61,6 +71,12 @@ def _purpose(model: SavedModel, said: Statement) -> Facts:
 def _guarantee(model: SavedModel, account: Account | None, said: Statement) -> Facts:
     privacy = model.privacy
     unit, delta = privacy.get("unit", "row"), float(privacy["delta"])
+    if not _is_private(model):
+        nothing: list[tuple[str, str | None]] = [
+            ("Protected", "Nothing and nobody: the run is not private."),
+            ("Budget", _budget(model, account)),
+        ]
+        return Facts("What is guaranteed, and for whom", nothing, _OPEN)
     protected = f"One {unit} of the table."
     if unit == "row":
         protected = "One row of the table: a person, if no person has several rows."
@@ -92,17 +108,19 @@ def _budget(model: SavedModel, account: Account | None) -> str:
 
 def _not_covered(model: SavedModel, account: Account | None) -> Sequence[str]:
     privacy, made = model.privacy, model.made
+    if not _is_private(model):
+        return ["Everything that the model and this report show."]
     unit, epsilon = privacy.get("unit", "row"), privacy["epsilon"]
     factors = [math.exp(min(k * epsilon, 700.0)) for k in (1, 3)]
     shown = ["more than 10,000" if f > _FACTOR else f"{_rounded_up(f)}" for f in factors]
     groups = (
-        f"Groups of related {unit}s. For k {unit}s together epsilon is k times as large: an "
-        f"attacker's odds change by a factor of up to {shown[0]} for one {unit}, {shown[1]} for "
-        "three."
+        f"Groups of related {unit}s. For k {unit}s together epsilon is k times as large, and delta "
+        f"k exp((k - 1) epsilon) times: exp(epsilon) is {shown[0]} for one {unit}, {shown[1]} for "
+        f"three, and delta for three is {_group_delta(3, epsilon, float(privacy['delta']))}."
     )
     if unit == "row":
         groups = f"A person with several rows. {groups}"
-    lines = [groups] if math.isfinite(epsilon) else []
+    lines = [groups]
     if test := model.evaluation.get("test"):
         lines.append(
             f"The scores on the test table {test['table']}: they are exact and NOT private, and "
@@ -117,6 +135,16 @@ def _not_covered(model: SavedModel, account: Account | None) -> Sequence[str]:
         runs,
         "The same people in other data sets.",
     ]
+
+
+def _is_private(model: SavedModel) -> bool:
+    return math.isfinite(model.privacy["epsilon"]) and not model.privacy["seeded"]
+
+
+def _group_delta(size: int, epsilon: float, delta: float) -> str:
+    """The delta of so many units together, which may say nothing any more."""
+    log = math.log(size * delta) + (size - 1) * epsilon if delta > 0 else -math.inf
+    return "1, which is no guarantee at all" if log >= 0 else one_in(math.exp(log))
 
 
 def _rounded_up(factor: float) -> str:

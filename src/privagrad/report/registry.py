@@ -78,7 +78,7 @@ def registry_yaml(card: Card) -> str:
 
 def slug_of(name: str) -> str:
     """Letters and digits of a name with hyphens between; of other scripts, a fingerprint."""
-    latin = unicodedata.normalize("NFKD", name).encode("ascii", "ignore").decode().lower()
+    latin = unicodedata.normalize("NFKD", name.casefold()).encode("ascii", "ignore").decode()
     slug = re.sub(r"[^a-z0-9]+", "-", latin).strip("-")[:_LONGEST_SLUG].strip("-")
     return slug or f"deployment-{hashlib.sha256(name.encode()).hexdigest()[:12]}"
 

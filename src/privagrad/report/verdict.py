@@ -2,10 +2,13 @@
 
 Any two neighbours P and Q of an (ε, δ)-private release can be simulated from one bit of which they
 are the two values: with probability δ the bit is revealed, and otherwise it is flipped with odds
-1 : e^ε (Kairouz, Oh and Viswanath 2015). So all that follows holds for every attacker, whatever
-else is known: except with probability δ the odds of a guess change by a factor of at most e^ε, and
-a guess between two equally likely cases is right with probability at most
-δ + (1 - δ) e^ε / (1 + e^ε).
+1 : e^ε (Kairouz, Oh and Viswanath 2015). What an attacker concludes from the bit, the attacker
+concludes with no more certainty from the release, on average. So all that follows holds for every
+attacker, whatever else is known: a guess between two equally likely cases is right with probability
+at most δ + (1 - δ) e^ε / (1 + e^ε), and a suspicion of probability p, if it is true, has on average
+a probability of at most δ + (1 - δ) q afterwards, the odds of q being e^ε times those of p. A
+single outcome may raise the odds by more than e^ε, with a probability far above δ: 111 δ for a
+Gaussian release of ε = 0.1 and δ = 1e-5.
 """
 
 from __future__ import annotations
@@ -49,6 +52,7 @@ _CERTAIN = 1e-4
 _CERTAINLY = "certainty"
 _WELL_BELOW = 0.1
 _ROUNDING = 1e-9
+_QUOTIENT = 1e-15
 _TINIEST = 1e-12
 
 HIDDEN = {
@@ -105,24 +109,26 @@ def verdict_of(
         said = "Whoever knows or guesses the seed can draw the noise again and subtract it."
         headline = "NOT PRIVATE: the noise was seeded and can be repeated."
         return Verdict("not private", headline, (said,))
-    level, start, meaning = next(band[1:] for band in _BANDS if epsilon <= band[0])
+    band = next(place for place, band in enumerate(_BANDS) if epsilon <= band[0])
+    lowest = 3 if delta >= 1 / rows else 2 if delta > most_of(rows) else 0
+    level, start = _BANDS[max(band, lowest)][1:3]
     odds = _odds(epsilon, delta, relation, unit)
-    sentences = [
-        _suspicion(epsilon, delta, relation, unit),
-        meaning,
-        _about_delta(delta, rows, unit),
-    ]
-    if delta >= 1 / rows:
-        level, start = "little", "This protects little"
-    elif delta > most_of(rows) and level in ("strong", "moderate"):
-        level, start = "weak", "Weak protection"
-    spent = 0.0 if account is None else account.spent
-    if account is not None and not spent <= account.epsilon * (1 + _ROUNDING):
+    sentences = [_suspicion(epsilon, delta, relation, unit), _about_delta(delta, rows, unit)]
+    # Where delta is too large, a small epsilon protects nobody.
+    if band >= lowest:
+        sentences.insert(1, _BANDS[band][3])
+    if account is not None and exceeds(account.epsilon, account.spent):
         level, start = "beyond its budget", f"Beyond the budget of {account.name}"
         sentences.insert(0, odds[0].upper() + odds[1:])
+        spent = account.spent
         total = f"{spent:.4g}" if math.isfinite(spent) else "without bound"
         odds = f"its runs together cost epsilon {total}, more than the {account.epsilon:g} allowed."
     return Verdict(level, f"{start}: {odds}", tuple(sentences))
+
+
+def exceeds(total: float, spent: float) -> bool:
+    """Whether the runs of a budget cost more than it allows."""
+    return not spent <= total * (1 + _ROUNDING)
 
 
 def verdict_of_model(
@@ -154,17 +160,20 @@ def best_guess_of(events: Sequence[Event]) -> float:
     return (1 + min(PrivacyPlan(tuple(events)).delta(0.0), 1.0)) / 2
 
 
-def posterior(prior: float, epsilon: float) -> float:
-    """The probability that belongs to e^ε times the odds of `prior`."""
+def posterior(prior: float, epsilon: float, delta: float) -> float:
+    """The largest mean probability, after a release, of something true that was `prior` before."""
     against = (1 - prior) / prior * math.exp(-epsilon)
-    return 1 / (1 + against)
+    return delta + (1 - delta) / (1 + against)
 
 
 def one_in(probability: float) -> str:
     """A small probability as "1 in 606", never understated."""
     if probability < _TINIEST:
         return f"{probability:.1g}"
-    return f"1 in {math.floor(1 / probability * (1 + _ROUNDING)):,}"
+    times = 1 / probability
+    # Rounding errors of the quotient are no reason to round down.
+    whole = round(times) if abs(times - round(times)) <= _QUOTIENT * times else math.floor(times)
+    return f"1 in {whole:,}"
 
 
 def most_of(rows: int) -> float:
@@ -195,14 +204,14 @@ def _odds(epsilon: float, delta: float, relation: str, unit: str) -> str:
 def _suspicion(epsilon: float, delta: float, relation: str, unit: str) -> str:
     """What becomes of something that was not likely before."""
     before = f"A suspicion of 1 in {round(1 / _SUSPICION):,} {_SUSPECTED[relation]}"
-    after = posterior(_SUSPICION, epsilon)
+    after = posterior(_SUSPICION, epsilon, delta)
     if after < 0.1:
         chance = f"at most {one_in(after)}"
     elif (share := percent(after)) == _CERTAINLY:
         return _of(f"{before} can become as good as certain, too.", unit)
     else:
         chance = f"at most {share}"
-    return _of(f"{before} becomes {chance}, except with a probability of {one_in(delta)}.", unit)
+    return _of(f"{before} becomes {chance}, on average over the noise.", unit)
 
 
 def _about_delta(delta: float, rows: int, unit: str) -> str:
