@@ -35,7 +35,12 @@ def train(task: str, rank: int, processes: int) -> dict[str, object]:
             parameter.data.zero_()  # the first process's model counts
     if processes > 1:
         module = DistributedDataParallel(module)
-    rows, size, epochs = {"sum": (32, 32, 1), "noise": (40, 8, 40), "empty": (6, 1, 10)}[task]
+    rows, size, epochs = {
+        "sum": (32, 32, 1),
+        "noise": (40, 8, 40),
+        "empty": (6, 1, 10),
+        "users": (32, 12, 1),
+    }[task]
     dataset = data(rows)
     sampler: DistributedSampler[Any] | None = None
     if processes > 1:
@@ -48,7 +53,10 @@ def train(task: str, rank: int, processes: int) -> dict[str, object]:
     scales = [torch.rand(p.shape) + 0.5 + rank for p in module.parameters()]
     optimizer = torch.optim.SGD(module.parameters(), lr=0.0 if task != "empty" else 0.1)
     clipping: dict[str, Any] = {}
-    if task != "noise":
+    if task == "users":
+        # All of 12 users in one step, some in each process.
+        clipping = {"groups": [row**2 % 17 if row < 20 else 99 + row % 3 for row in range(rows)]}
+    elif task != "noise":
         clipping = {"clipping": "adaptive", "unclipped_num_std": 5.0 + rank}
         clipping["clipbound_learning_rate"] = 0.3 + rank
     module, optimizer, loader = engine.make_private(
@@ -56,9 +64,9 @@ def train(task: str, rank: int, processes: int) -> dict[str, object]:
         optimizer=optimizer,
         data_loader=loader,
         **clipping,
-        noise_multiplier=0.0 if task == "sum" else 1.5,
+        noise_multiplier=0.0 if task in ("sum", "users") else 1.5,
         max_grad_norm=0.2,
-        ellipsoid=None if task == "sum" else scales,
+        ellipsoid=None if task in ("sum", "users") else scales,
         poisson_sampling=task != "sum",
         random_state=rank,
     )

@@ -678,9 +678,9 @@ def test_no_loop_releases_more_than_is_charged(
         firsts: list[bool] = []
         begin_part = run.optimizer.begin_part
 
-        def note(first: bool, last: bool) -> None:
+        def note(first: bool, last: bool, shares: None) -> None:
             firsts.append(first)
-            begin_part(first, last)
+            begin_part(first, last, shares)
 
         patch.setattr(run.optimizer, "begin_part", note)
         iterators, batch, passes, repeats = [iter(run.loader)], None, 0, 0

@@ -57,6 +57,15 @@ def test_the_sum_is_that_of_one_process(tmp_path: Path) -> None:
     assert first["bound"] == second["bound"] == alone["bound"] != 0.2
 
 
+def test_users_stay_whole(tmp_path: Path) -> None:
+    (alone,) = run("users", 1, tmp_path)
+    first, second = run("users", 2, tmp_path)
+    assert torch.equal(first["gradients"], second["gradients"])
+    assert torch.allclose(first["gradients"], alone["gradients"], rtol=1e-5, atol=1e-8)
+    assert first["sizes"][0] + second["sizes"][0] == alone["sizes"][0] == 32
+    assert first["expected"] == 12
+
+
 def test_noise_ellipsoid_and_epsilon_are_those_of_one_process(tmp_path: Path) -> None:
     first, second = run("noise", 2, tmp_path)
     (alone,) = run("noise", 1, tmp_path)

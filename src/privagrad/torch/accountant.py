@@ -12,7 +12,7 @@ from typing import Any
 from privagrad._internal import validate
 from privagrad.privacy.accounting import PrivacyPlan
 from privagrad.privacy.codec import as_json, from_json
-from privagrad.privacy.events import GaussianEvent, merged
+from privagrad.privacy.events import GaussianEvent, Unit, merged
 from privagrad.torch.opacus_names import hint_for_accountant
 
 IGNORED_OPTIONS = ("alphas", "eps_error", "delta_error", "poisson")
@@ -39,6 +39,7 @@ class Accountant:
         self.run = uuid.uuid4().hex
         self.counts: dict[Entry, int] = {}
         self.unprotected = 0
+        self.unit: Unit | None = None
         self._journals: list[Path] = []
         self._process = os.getpid()
 
@@ -51,6 +52,17 @@ class Accountant:
                 "account. Make the engine in the process that trains; to go on elsewhere, use "
                 "save_checkpoint and load_checkpoint."
             )
+
+    def protect(self, unit: Unit) -> None:
+        """All releases protect this unit; refuse another than those before."""
+        if self.unit not in (None, unit):
+            what = "Give make_private groups=" if self.unit == "user" else "Leave groups= out"
+            raise ValueError(
+                f"Expected a training whose unit is {self.unit!r}, as that of this engine's "
+                f"releases or of its checkpoint, found {unit!r}: an epsilon for rows and one for "
+                f"users do not add up. {what}, or use a new engine, for other data."
+            )
+        self.unit = unit
 
     def charge(self, event: GaussianEvent | None) -> Charge:
         """Note one release, before it is made; None: one without noise."""
@@ -123,6 +135,7 @@ class Accountant:
 
     def state_dict(self) -> dict[str, Any]:
         return {
+            "unit": self.unit,
             "unprotected": self.unprotected,
             "counts": [
                 {"run": run, "event": as_json(event), "count": count}
@@ -132,6 +145,9 @@ class Accountant:
 
     def resume(self, state: dict[str, Any], checkpoint: Path) -> None:
         """Continue from a checkpoint: count its releases and all made from it since."""
+        unit: Unit | None = state.get("unit", "row")
+        if unit is not None:
+            self.protect(unit)
         self.unprotected = max(self.unprotected, int(state["unprotected"]))
         for record in state["counts"]:
             self._at_least(record["run"], record["event"], int(record["count"]))

@@ -17,6 +17,7 @@ from privagrad.torch.optimizer import PrivateOptimizer
 from privagrad.torch.per_example_loss import PerExampleLoss
 from privagrad.torch.processes import Processes
 from privagrad.torch.samplers import Sampling
+from privagrad.torch.users import Grouping
 
 _MODES = ("hooks", "functorch", "ew", "ghost")
 """Of Opacus, which computes the same gradients in these ways."""
@@ -53,9 +54,11 @@ def criterion_of(
     return PerExampleLoss(criterion, loss_reduction, batch_first)
 
 
-def sampling_of(loader: DataLoader[Any], processes: Processes, poisson: bool) -> Sampling:
+def sampling_of(
+    loader: DataLoader[Any], processes: Processes, poisson: bool, grouping: Grouping | None = None
+) -> Sampling:
     """How batches are drawn: from a private loader, as from the one that it was made from."""
-    return Sampling.of(original_loader(loader), processes, poisson)
+    return Sampling.of(original_loader(loader), processes, poisson, grouping)
 
 
 def noise_source(

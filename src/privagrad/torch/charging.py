@@ -7,6 +7,8 @@ import warnings
 from dataclasses import dataclass, replace
 from typing import Any
 
+from torch import Tensor
+
 from privagrad.privacy.events import GaussianEvent
 from privagrad.torch.accountant import Accountant, Charge
 from privagrad.torch.guards.collation import UnpaddedRows
@@ -16,11 +18,15 @@ from privagrad.torch.optimizer import PrivateOptimizer
 
 @dataclass(frozen=True)
 class BatchPart:
-    """A batch, or a part of one, that the loader hands out; size None: any."""
+    """A batch, or a part of one, that the loader hands out; size None: any.
+
+    `shares` is with how much each row counts, where users are protected.
+    """
 
     size: int | None
     first: bool
     last: bool
+    shares: Tensor | None = None
 
 
 class BatchCharges:
@@ -89,7 +95,7 @@ class BatchCharges:
 
     def _announce(self, part: BatchPart, batch: Any, unpadded: UnpaddedRows) -> Any:
         self._optimizer.tape.drawn = part.size
-        self._optimizer.begin_part(part.first, part.last)
+        self._optimizer.begin_part(part.first, part.last, part.shares)
         return self._guard.batch(batch, part.size or 0, unpadded)
 
     def leave(self) -> None:
@@ -100,6 +106,7 @@ class BatchCharges:
     def spoil(self) -> None:
         """Another batch than the last one is used: it pays for no release."""
         self._fresh = False
+        self._optimizer.shares = None
 
     def release(self, noise: float) -> None:
         """Charge a release with this noise, before it is made."""
@@ -109,7 +116,9 @@ class BatchCharges:
             self._pay(noise)
             return
         # No sampling makes a batch from elsewhere, or one used before, cheaper.
-        of_all_rows = GaussianEvent(1.0, purpose=self.event.purpose, under=self.event.relation)
+        of_all_rows = GaussianEvent(
+            1.0, purpose=self.event.purpose, under=self.event.relation, unit=self.event.unit
+        )
         self.accountant.charge(_at(of_all_rows, noise))
         if self.event.sampling == "poisson" and noise > 0:
             warnings.warn(

@@ -26,10 +26,14 @@ class Clipping:
     name = "flat"
 
     def bounded(
-        self, gradients: Sequence[Named], scales: dict[str, Scale], radius: float, factor: float
-    ) -> BoundedGradients:
-        """The sums of bounded gradients; `factor` is what the gradients still need."""
-        return bounded_sums(gradients, scales, Bound(radius, factor))
+        self, gradients: Sequence[Named], scales: dict[str, Scale], radius: float, factor: float,
+        shares: Tensor | None = None,
+    ) -> BoundedGradients:  # fmt: skip
+        """The sums of bounded gradients; `factor` is what the gradients still need.
+
+        `shares` is what each bounded gradient is multiplied with before it is added.
+        """
+        return bounded_sums(gradients, scales, Bound(radius, factor, shares=shares))
 
     def check(self, noise: float) -> None:
         """Refuse noise multipliers with which nothing could be released."""
@@ -57,9 +61,10 @@ class AutomaticClipping(Clipping):
             )
 
     def bounded(
-        self, gradients: Sequence[Named], scales: dict[str, Scale], radius: float, factor: float
-    ) -> BoundedGradients:
-        return bounded_sums(gradients, scales, Bound(radius, factor, self.gamma))
+        self, gradients: Sequence[Named], scales: dict[str, Scale], radius: float, factor: float,
+        shares: Tensor | None = None,
+    ) -> BoundedGradients:  # fmt: skip
+        return bounded_sums(gradients, scales, Bound(radius, factor, self.gamma, shares))
 
     def agree(self, processes: Processes) -> None:
         self.gamma = processes.agreed([self.gamma])[0]
@@ -86,15 +91,17 @@ class PerLayerClipping(Clipping):
         self.shares = {name: norm / total for name, norm in norms.items()}
 
     def bounded(
-        self, gradients: Sequence[Named], scales: dict[str, Scale], radius: float, factor: float
-    ) -> BoundedGradients:
+        self, gradients: Sequence[Named], scales: dict[str, Scale], radius: float, factor: float,
+        shares: Tensor | None = None,
+    ) -> BoundedGradients:  # fmt: skip
         squares: dict[str, Tensor] = {}
         for name, g in gradients:
             own = g.squared_norms(scales[name].part(g.part))
             squares[name] = squares[name] + own if name in squares else own
         weights, every_finite = {}, []
         for name, own in squares.items():
-            weights[name], finite = Bound(radius * self.shares[name], factor).weights(own)
+            bound = Bound(radius * self.shares[name], factor, shares=shares)
+            weights[name], finite = bound.weights(own)
             every_finite.append(finite)
         # An example counts with all its tensors or with none.
         finite = torch.stack(every_finite).all(0)

@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader
 from privagrad._internal import validate
 from privagrad.privacy.accounting import PrivacyPlan, PrivacyReport
 from privagrad.privacy.noise import Noise, RandomState, noise_kind
+from privagrad.privacy.users import MOST_ROWS
 from privagrad.torch import checkpoints
 from privagrad.torch.accountant import Accountant
 from privagrad.torch.arguments import (
@@ -39,6 +40,7 @@ from privagrad.torch.per_example.tape import Tape
 from privagrad.torch.processes import Processes
 from privagrad.torch.release import ReleaseTerms
 from privagrad.torch.unwrapped import PrivateHooks
+from privagrad.torch.users import Grouping, refuse_with_users
 from privagrad.torch.validator import ModuleValidator
 
 PrivateTraining = Any
@@ -92,6 +94,8 @@ class PrivacyEngine:
         rand_on_empty: bool = False,
         verify: bool = True,
         noise: Noise = "gaussian",
+        groups: Any = None,
+        max_rows_per_user: int = MOST_ROWS,
         **clipping_options: Any,
     ) -> PrivateTraining:
         """The private module, optimizer and data loader.
@@ -157,6 +161,14 @@ class PrivacyEngine:
         noise : {"gaussian", "discrete"}
             Gaussian noise rounded to a grid, or an exact discrete Gaussian: much slower, at the
             same cost, without any rounding in the noise.
+        groups : sequence, optional
+            The user of each row of the data set: any values that can be told apart. All rows of a
+            user together are protected then. Training minimises the mean over users of the mean
+            over each user's rows. Batches are drawn of users, with all of their rows: the
+            `batch_size` of the data loader is the expected number of users.
+        max_rows_per_user : int
+            With `groups`, how many rows of a user count, at most; of more, a random choice of
+            them. It must be public. The noise grows a little with it.
         **clipping_options : Any
             Of `AutomaticClipping` or `AdaptiveClipping`.
         """
@@ -175,7 +187,10 @@ class PrivacyEngine:
             module = module.module
         parameters = trainable(module, optimizer)
         ModuleValidator.validate(module, strict=True)
-        sampling = sampling_of(data_loader, processes, poisson_sampling)
+        grouping = Grouping.of(groups, max_rows_per_user)
+        if grouping is not None:
+            refuse_with_users(poisson_sampling, clipping, verify)
+        sampling = sampling_of(data_loader, processes, poisson_sampling, grouping)
         stepped = [p for group in optimizer.param_groups for p in group["params"]]
         bounds, radius = choose_clipping(
             clipping, max_grad_norm, parameters, stepped, sampling.batch_size, clipping_options
@@ -193,6 +208,7 @@ class PrivacyEngine:
         self._noises.add(source.noise)
         # Refuses samplings that cannot be composed, before anything is released.
         PrivacyPlan((*self.accountant.events, sampling.event))
+        self.accountant.protect(sampling.event.unit)
 
         tape = Tape(parameters, batch_first, loss_reduction)
         private = PrivateModule(module, tape, verify)
@@ -201,10 +217,11 @@ class PrivacyEngine:
         private_optimizer = PrivateOptimizer(
             optimizer, tape, chosen, terms, bounds,
             source=source, processes=processes, charge=charges.release,
+            most_rows=None if grouping is None else grouping.most,
         )  # fmt: skip
         charges.connect(private_optimizer, private.loss_guard)
         self.verified &= verify
-        batches, original = sampling.batches(source.sampler), original_loader(data_loader)
+        batches, original = sampling.batches(source), original_loader(data_loader)
         loader = PrivateLoader(original, batches, charges, max_physical_batch_size, verify)
         returned = private if wrap_model else PrivateHooks(private)
         if loss is not None:
@@ -222,6 +239,8 @@ class PrivacyEngine:
         epochs: int,
         max_grad_norm: Norms,
         poisson_sampling: bool = True,
+        groups: Any = None,
+        max_rows_per_user: int = MOST_ROWS,
         **options: Any,
     ) -> PrivateTraining:
         """`make_private` with the least constant noise that keeps `epochs` passes in the target.
@@ -235,10 +254,15 @@ class PrivacyEngine:
                 "Expected a budget to go on with, found releases without noise: epsilon is "
                 "infinite already. Use a new engine, for other data."
             )
-        sampling = sampling_of(data_loader, Processes.of(module), poisson_sampling)
+        grouping = Grouping.of(groups, max_rows_per_user)
+        if grouping is not None:
+            refuse_with_users(
+                poisson_sampling, options.get("clipping", "flat"), options.get("verify", True)
+            )
+        sampling = sampling_of(data_loader, Processes.of(module), poisson_sampling, grouping)
         releases = epochs * (1 if sampling.takes_each_row_once else sampling.steps)
         planned = replace(sampling.event, count=releases)
-        delta = validate.delta_of(target_delta, sampling.n_rows)
+        delta = validate.delta_of(target_delta, sampling.n_examples)
         plan = PrivacyPlan.calibrate_event(planned, target_epsilon, delta, self.accountant.events)
         return self.make_private(
             module=module,
@@ -247,6 +271,8 @@ class PrivacyEngine:
             noise_multiplier=plan.noise_multiplier,
             max_grad_norm=max_grad_norm,
             poisson_sampling=poisson_sampling,
+            groups=groups,
+            max_rows_per_user=max_rows_per_user,
             **options,
         )
 

@@ -25,6 +25,7 @@ from privagrad.torch.charging import BatchCharges, BatchPart
 from privagrad.torch.guards.collation import UnpaddedRows, cut_from, refuse_mixing, size_of
 from privagrad.torch.guards.refusals import UnverifiedError
 from privagrad.torch.guards.structure import map_tensors, tensors_of
+from privagrad.torch.users import shares_of
 
 _COPIED = (
     "num_workers", "collate_fn", "pin_memory", "timeout", "worker_init_fn",
@@ -54,7 +55,8 @@ class SplitBatches(Sampler[list[int]]):
             most = self.most or max(1, len(batch))
             for start in range(0, max(1, len(batch)), most):
                 part = batch[start : start + most]
-                self.notes.append(BatchPart(len(part), start == 0, start + most >= len(batch)))
+                last, shares = start + most >= len(batch), shares_of(self.batches, part)
+                self.notes.append(BatchPart(len(part), start == 0, last, shares))
                 yield part
 
 

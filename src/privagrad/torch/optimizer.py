@@ -50,6 +50,9 @@ class PrivateOptimizer(WrappedOptimizer):
     processes : Processes
     charge : callable
         Called with the noise multiplier of every release before it is made.
+    most_rows : int, optional
+        Given where users are protected: how many rows of one count at most. g_i is then the
+        average of a user's bounded gradients, of all of the user's rows in the data set.
 
     Guarantees
     ----------
@@ -69,6 +72,7 @@ class PrivateOptimizer(WrappedOptimizer):
         source: RandomSource,
         processes: Processes,
         charge: Callable[[float], None],
+        most_rows: int | None = None,
     ) -> None:
         super().__init__(optimizer)
         self.clipping = clipping
@@ -81,7 +85,11 @@ class PrivateOptimizer(WrappedOptimizer):
         self.non_finite = self.releases = 0
         self.step_done: Callable[[], None] = lambda: None
         self._processes, self._charge = processes, charge
-        self._release_sums = SumRelease(source, processes, terms.expected_batch_size)
+        self._of_users = most_rows is not None
+        self._release_sums = SumRelease(
+            source, processes, terms.expected_batch_size, most_rows or 1
+        )
+        self.shares: Tensor | None = None
         self._step_hooks: list[Callable[[PrivateOptimizer], None]] = []
         self._drop_batch()
         self.scales = ellipsoid.scales
@@ -153,11 +161,14 @@ class PrivateOptimizer(WrappedOptimizer):
         self.step_done()
         return loss
 
-    def begin_part(self, first: bool, last: bool) -> None:
-        """A batch, or a part of one, comes next; what was left of a batch broken off is dropped."""
+    def begin_part(self, first: bool, last: bool, shares: Tensor | None = None) -> None:
+        """A batch, or a part of one, comes next; what was left of a batch broken off is dropped.
+
+        `shares` is with how much each of its rows counts, where users are protected.
+        """
         if first:
             self._drop_batch()
-        self._last, self._waits = last, True
+        self._last, self._waits, self.shares = last, True, shares
 
     def _drop_batch(self) -> None:
         self._sums: dict[str, Tensor] = {}
@@ -186,6 +197,7 @@ class PrivateOptimizer(WrappedOptimizer):
                 "would count twice."
             )
         self._waits = False
+        shares = self._take_shares(count)
         radius = self._terms().max_grad_norm
         if not gradients:
             return
@@ -193,7 +205,7 @@ class PrivateOptimizer(WrappedOptimizer):
         if self.observe is not None:
             self.observe(count, gradients, factor)
         all_parts = [(name, part) for name, parts in gradients.items() for part in parts]
-        bounded = self.clipping.bounded(all_parts, self.scales, radius, factor)
+        bounded = self.clipping.bounded(all_parts, self.scales, radius, factor, shares)
         self.non_finite += len(bounded.finite) - int(bounded.finite.sum())
         if self.clipping.counts:
             within = bounded.weights == factor
@@ -206,6 +218,18 @@ class PrivateOptimizer(WrappedOptimizer):
                     continue
                 self._sums[name] = torch.zeros(shape, dtype=total.dtype, device=total.device)
             self._sums[name][part] += total
+
+    def _take_shares(self, count: int) -> Tensor | None:
+        """With how much each row of this step counts, for this step alone."""
+        shares, self.shares = self.shares, None
+        if self._of_users and (shares is None or len(shares) != count):
+            raise RuntimeError(
+                "Expected one step() on each batch of the private data loader with groups=, found "
+                "a step on other rows, or a second one: whose rows these are is not known, and a "
+                "user with many of them would move the sum beyond the bound. Call the module on "
+                "the batch alone, and on other rows in eval mode."
+            )
+        return shares
 
     def _release(self) -> None:
         terms = self._terms()

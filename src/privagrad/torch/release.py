@@ -24,6 +24,16 @@ LARGEST_COUNT = 0.5
 """What one example adds to a count at most, in absolute value."""
 
 
+def slack_of(batch_size: float, most_rows: int = 1) -> float:
+    """How much longer than 1 the vector of an example, or of a user, may be by rounding in float32.
+
+    Its own norm is off by up to 2⁻¹⁰. Beside it all other vectors of a batch may move by 16
+    roundings, 2⁻²⁰ of their length: other shapes of products are summed in another order. A user's
+    rows may add one rounding each, of the whole sum.
+    """
+    return FLOAT32 * (1 + batch_size * 2.0**-10 * (1 + (most_rows - 1) / 16))
+
+
 class ReleaseTerms(NamedTuple):
     """How one batch is bounded and released: the same for all its parts and in all processes."""
 
@@ -64,17 +74,24 @@ class SumRelease:
     processes : Processes
     batch_size : int
         The expected batch size.
+    most_rows : int
+        How many rows of a user count; 1 where rows are protected.
 
     Guarantees
     ----------
     Let ‖g_i‖_C ≤ B. The whitened vector of an example is (C^{1/2} g_i, c_i)/B', c_i the count's
     coordinate. With a count of share h it has B' = B/sqrt(1 - h²), so that the squares of its
     parts are at most 1 - h² and h², without one B' = B. The noise is N(0, z² I) in these
-    coordinates: a release of noise multiplier z.
+    coordinates: a release of noise multiplier z. What a user adds is such a vector: an average of
+    rows, each of norm ≤ B. Sums of up to `most_rows` times as many rows are rounded more often, and
+    the slack that is counted as sensitivity grows with that: `slack_of`.
     """
 
-    def __init__(self, source: RandomSource, processes: Processes, batch_size: float) -> None:
+    def __init__(
+        self, source: RandomSource, processes: Processes, batch_size: float, most_rows: int = 1
+    ) -> None:
         self.processes, self.batch_size = processes, batch_size
+        self._slack = slack_of(batch_size, most_rows)
         self._source = source
         self._pool: ThreadPoolExecutor | None = None
 
@@ -106,7 +123,7 @@ class SumRelease:
             sum(part.total.size for part in parts),
             noise,
             self.batch_size,
-            slack=FLOAT32 * (1 + self.batch_size * 2.0**-10),
+            slack=self._slack,
         )
         share = None
         if self.processes.count > 1:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -25,8 +26,11 @@ from torch.utils.data import (
 )
 
 from privagrad.privacy.events import GaussianEvent
+from privagrad.privacy.noise import RandomSource
 from privagrad.privacy.sampling import poisson_batches
+from privagrad.privacy.users import Users
 from privagrad.torch.processes import Processes
+from privagrad.torch.users import Grouping, user_batches
 
 _NO_BATCH_SIZE = (
     "Expected a data loader with a batch_size, found none: make_private needs it for the sampling "
@@ -39,22 +43,38 @@ class Sampling:
     """How the batches of a training are drawn from the rows of a data loader.
 
     `rows` are those of Poisson batches; None: batches in the loader's own order. `batch_size` rows
-    are taken by all processes together in one step; for Poisson batches, expected to be.
+    are taken by all processes together in one step; for Poisson batches, expected to be. With
+    `users` batches are drawn of these, and `batch_size` counts them; `most` rows of one count.
     """
 
     loader: DataLoader[Any]
     processes: Processes
     rows: Sequence[int] | None
     batch_size: int
+    users: Users | None = None
+    most: int = 1
 
     @classmethod
-    def of(cls, loader: DataLoader[Any], processes: Processes, poisson: bool) -> Sampling:
+    def of(
+        cls,
+        loader: DataLoader[Any],
+        processes: Processes,
+        poisson: bool,
+        grouping: Grouping | None = None,
+    ) -> Sampling:
         """Poisson batches of the rows that the loader chooses from, or the loader's own batches."""
         rows = sampled_rows(loader, processes) if poisson else None
-        return cls(loader, processes, rows, _batch_size(loader, rows, processes))
+        if grouping is None or rows is None:
+            return cls(loader, processes, rows, _batch_size(loader, rows, processes))
+        users = grouping.users(rows_of(loader), rows, processes)
+        size = _users_a_batch(loader, users, processes)
+        return cls(loader, processes, rows, size, users, grouping.most)
 
     @property
-    def n_rows(self) -> int:
+    def n_examples(self) -> int:
+        """How many rows there are, or users."""
+        if self.users is not None:
+            return self.users.count
         return rows_of(self.loader) if self.rows is None else len(self.rows)
 
     @property
@@ -62,7 +82,10 @@ class Sampling:
         """The release of one step, at noise multiplier 1."""
         if self.rows is None:
             return GaussianEvent(1.0, purpose="gradients", under="replace-one")
-        return GaussianEvent(1.0, 1, "poisson", len(self.rows), self.batch_size, "gradients")
+        return GaussianEvent(
+            1.0, 1, "poisson", self.n_examples, self.batch_size, "gradients",
+            unit="row" if self.users is None else "user",
+        )  # fmt: skip
 
     @property
     def takes_each_row_once(self) -> bool:
@@ -81,11 +104,13 @@ class Sampling:
         """How many batches a pass has."""
         if self.rows is None:
             return len(self.loader)
+        if self.users is not None:
+            return math.ceil(self.users.count / self.batch_size)
         sampler = sampler_of(self.loader)
         taken = sampler.num_samples if isinstance(sampler, RandomSampler) else len(self.rows)
         return math.ceil(taken / self.batch_size)
 
-    def batches(self, generator: Generator) -> Any:
+    def batches(self, source: RandomSource) -> Any:
         """The batches of a pass, lists of row numbers."""
         if self.rows is None:
             if isinstance(self.loader.batch_sampler, PoissonBatches):
@@ -95,7 +120,14 @@ class Sampling:
                 )
             refuse_repeats(self.loader, self.processes)
             return self.loader.batch_sampler
-        return PoissonBatches(self.rows, self.batch_size, self.steps, generator, self.processes)
+        drawn = range(self.n_examples) if self.users is not None else self.rows
+        batches = PoissonBatches(drawn, self.batch_size, self.steps, source.sampler, self.processes)
+        if self.users is None:
+            return batches
+        return user_batches(
+            batches, self.rows, rows_of(self.loader), self.users, self.most,
+            source.another_generator(),
+        )  # fmt: skip
 
 
 class PoissonBatches(Sampler[list[int]]):
@@ -241,6 +273,20 @@ def _batch_size(loader: DataLoader[Any], rows: Sequence[int] | None, processes: 
         raise ValueError(_NO_BATCH_SIZE)
     shared = isinstance(sampler_of(loader), DistributedSampler)
     return min(int(size) * (processes.count if shared else 1), most)
+
+
+def _users_a_batch(loader: DataLoader[Any], users: Users, processes: Processes) -> int:
+    """How many users all processes together expect in one step, from public numbers alone."""
+    sampler = sampler_of(loader)
+    if isinstance(sampler, PoissonBatches):
+        # Its rate is what was asked for; its size counts rows.
+        return max(1, round(Fraction(sampler.rate) * users.count))
+    if isinstance(sampler, RandomSampler) and sampler.num_samples != len(sampler.data_source):
+        raise ValueError(
+            "Expected a RandomSampler without num_samples with groups=, found one with it: it "
+            "counts rows, and a pass is one over users. Leave num_samples out."
+        )
+    return _batch_size(loader, range(users.count), processes)
 
 
 def refuse_repeats(loader: DataLoader[Any], processes: Processes) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
@@ -119,12 +119,18 @@ class Bound:
     """Gradients are bounded to norm `radius` after multiplication with `factor`.
 
     Those of norm n are multiplied with min(1, radius/n), or where there is a `gamma` > 0 with
-    radius/(n + gamma).
+    radius/(n + gamma). Where there are `shares`, each example's bounded gradient is then multiplied
+    with its own.
     """
 
     radius: float
     factor: float
     gamma: float = 0.0
+    shares: Tensor | None = None
+
+    def of(self, examples: slice) -> Bound:
+        """The bound of some examples."""
+        return self if self.shares is None else replace(self, shares=self.shares[examples])
 
     def weights(self, squares: Tensor) -> tuple[Tensor, Tensor]:
         """What gradients of these squared norms are multiplied with, and which norms are finite.
@@ -135,10 +141,11 @@ class Bound:
         finite = norms.isfinite()
         if self.gamma:
             # A gradient whose squares underflow is longer than it seems: it counts as 0.
-            shares = torch.where(squares > _UNDERFLOW, self.radius / (norms + self.gamma), 0.0)
+            shrunk = torch.where(squares > _UNDERFLOW, self.radius / (norms + self.gamma), 0.0)
         else:
-            shares = (self.radius / norms).clamp(max=1.0)
-        return torch.where(finite, self.factor * shares, 0.0), finite
+            shrunk = (self.radius / norms).clamp(max=1.0)
+        weights = torch.where(finite, self.factor * shrunk, 0.0)
+        return weights if self.shares is None else weights * self.shares.to(weights), finite
 
 
 class BoundedGradients(NamedTuple):
@@ -204,7 +211,7 @@ def bounded_sums(
             chunks = {source: source.chunk(examples) for source in sources}
             own = [chunks[g.source][g.place] for _, g in together]
             paired = list(zip(own_scales, own, strict=True))
-            parts.append(_add_chunk(paired, squares[examples], bound, sums))
+            parts.append(_add_chunk(paired, squares[examples], bound.of(examples), sums))
         weights, finite = (torch.cat(part) for part in zip(*parts, strict=True))
         totals += [(name, g.part, sums[place]) for place, (name, g) in enumerate(together)]
     if not bool(finite.all()):
@@ -294,7 +301,8 @@ def _add_formed(
     found = []
     for i in range(gradient.count):
         torch.mm(gradient.gradients[i].T, gradient.inputs[i], out=g)
-        weight, finite = bound.weights(others[i : i + 1] + scale.squared_norms(g[None]))
+        one = slice(i, i + 1)
+        weight, finite = bound.of(one).weights(others[one] + scale.squared_norms(g[None]))
         if bool(finite):
             total.add_(g, alpha=float(weight))
         found.append((weight, finite))
