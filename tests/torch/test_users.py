@@ -12,7 +12,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, SubsetRandomSampler, TensorDataset
+from torch.utils.data import DataLoader, SubsetRandomSampler, TensorDataset, default_collate
 
 from privagrad.privacy.bounded import SumOfParts
 from privagrad.privacy.noise import random_source
@@ -29,11 +29,17 @@ GENERATOR = np.random.default_rng(0)
 ROWS = 60
 OWNERS = GENERATOR.permutation(np.repeat(np.arange(20), GENERATOR.permutation([1, 2, 3, 6] * 5)))
 DATA = table(ROWS)
+INPUTS, TARGETS = DATA.tensors
 USERS = 20
 
 
 def owners_private(**options: Any) -> Run:
-    given = {"poisson_sampling": True, "data": DATA, "groups": OWNERS, "batch_size": 5} | options
+    given: dict[str, Any] = {
+        "poisson_sampling": True,
+        "data": DATA,
+        "groups": OWNERS,
+        "batch_size": 5,
+    } | options
     return private(**given)
 
 
@@ -52,7 +58,7 @@ def looped(module: nn.Module, radius: float, kind: str, gamma: float, owners: An
     """The mean over users of the mean over each user's rows of the bounded gradients."""
     counts = np.bincount(owners)
     totals = [torch.zeros_like(p) for p in module.parameters()]
-    found = one_by_one(module, F.cross_entropy, *DATA.tensors, kind)
+    found = one_by_one(module, F.cross_entropy, INPUTS, TARGETS, kind)
     for (norm, gradients), owner in zip(found, owners, strict=True):
         factor = radius / (norm + gamma) if gamma else min(1.0, radius / norm)
         for total, g in zip(totals, gradients, strict=True):
@@ -87,7 +93,7 @@ def test_per_layer_each_tensor_is_averaged() -> None:
     norms = [0.3, 0.1, 0.4, 0.2]
     totals = [torch.zeros_like(p) for p in module.parameters()]
     counts = np.bincount(OWNERS)
-    found = one_by_one(module, F.cross_entropy, *DATA.tensors, "ball")
+    found = one_by_one(module, F.cross_entropy, INPUTS, TARGETS, "ball")
     for (_, gradients), owner in zip(found, OWNERS, strict=True):
         for total, g, norm in zip(totals, gradients, norms, strict=True):
             total += g * min(1.0, norm / float(g.norm())) / counts[owner] / USERS
@@ -114,14 +120,19 @@ def test_layers_that_form_gradients_in_chunks(kind: str, monkeypatch: pytest.Mon
     monkeypatch.setattr("privagrad.torch.per_example.chunked._CACHED", 2000)
     monkeypatch.setattr("privagrad.torch.per_example.gradients._SMALL", 10)
     module = Tokens()
-    data = TensorDataset(torch.randint(0, 11, (ROWS, 9)), torch.randint(0, 3, (ROWS,)))
+    x, y = torch.randint(0, 11, (ROWS, 9)), torch.randint(0, 3, (ROWS,))
     counts = np.bincount(OWNERS)
     totals = [torch.zeros_like(p) for p in module.parameters()]
-    found = one_by_one(module, F.cross_entropy, *data.tensors, kind)
+    found = one_by_one(module, F.cross_entropy, x, y, kind)
     for (norm, gradients), owner in zip(found, OWNERS, strict=True):
         for total, g in zip(totals, gradients, strict=True):
             total += g * min(1.0, 0.5 / norm) / counts[owner] / USERS
-    run = everyone(module=module, data=data, max_grad_norm=0.5, ellipsoid=scales_of(module, kind))
+    run = everyone(
+        module=module,
+        data=TensorDataset(x, y),
+        max_grad_norm=0.5,
+        ellipsoid=scales_of(module, kind),
+    )
     run.epoch()
     assert_same(run.gradients, totals)
 
@@ -190,7 +201,8 @@ def test_shares_of_a_user_add_up_to_1_at_most() -> None:
 def test_where_every_user_has_one_row_nothing_changes(most: int | None) -> None:
     """With the cap of 1 to the last bit; another cap counts for a little more rounding."""
     runs = []
-    for options in ({}, {"groups": [f"user {i}" for i in range(64)], "max_rows_per_user": 1}):
+    named: dict[str, Any] = {"groups": [f"user {i}" for i in range(64)], "max_rows_per_user": 1}
+    for options in ({}, named):
         torch.manual_seed(0)
         run = private(
             nn.Linear(5, 3), poisson_sampling=True, noise_multiplier=1.0, random_state=4,
@@ -333,7 +345,8 @@ def test_releases_are_charged_as_those_of_users() -> None:
 
 def test_noise_is_calibrated_for_users() -> None:
     found = []
-    for data, options in ((DATA, {"groups": OWNERS}), (table(USERS), {})):
+    kinds: list[tuple[Any, dict[str, Any]]] = [(DATA, {"groups": OWNERS}), (table(USERS), {})]
+    for data, options in kinds:
         module, engine = nn.Linear(5, 3), PrivacyEngine()
         _, optimizer, _ = engine.make_private_with_epsilon(
             module=module, optimizer=torch.optim.SGD(module.parameters(), lr=0.1),
@@ -354,7 +367,7 @@ def test_the_rate_of_a_poisson_loader_is_that_of_users() -> None:
     assert loader.batch_sampler.batches.rate == 6 / USERS
 
 
-def test_noise_covers_the_rounding_of_more_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_noise_covers_the_rounding_of_more_rows() -> None:
     assert slack_of(100, 1) == 2**-10 * (1 + 100 * 2**-10)
     slacks = [slack_of(100, most) for most in (1, 2, 1024)]
     assert slacks == sorted(set(slacks))
@@ -441,6 +454,19 @@ class TestRefused:
                 run.step(F.cross_entropy, x[index], y[index])
         assert run.optimizer.releases == 0
 
+    def test_a_collate_function_that_sorts(self) -> None:
+        def collate(rows: list[Any]) -> Any:
+            return default_collate(sorted(rows, key=lambda row: float(row[0][0])))
+
+        module, engine = nn.Linear(5, 3), PrivacyEngine()
+        *_, loader = engine.make_private(
+            module=module, optimizer=torch.optim.SGD(module.parameters(), lr=0.1),
+            data_loader=DataLoader(DATA, batch_size=USERS, collate_fn=collate),
+            noise_multiplier=1.0, max_grad_norm=1.0, groups=OWNERS,
+        )  # fmt: skip
+        with pytest.raises(ValueError, match="keeps each row by itself"):
+            next(iter(loader))
+
     def test_rows_and_users_in_one_engine(self) -> None:
         run = owners_private(noise_multiplier=1.0)
         with pytest.raises(ValueError, match="whose unit is 'user'"):
@@ -472,7 +498,7 @@ class TestCheckpoints:
     def test_one_of_the_other_unit_is_refused(self, tmp_path: Path, steps: int) -> None:
         """Also before the first release."""
         path = tmp_path / "run.pt"
-        rows = {"noise_multiplier": 1.0, "poisson_sampling": True}
+        rows: dict[str, Any] = {"noise_multiplier": 1.0, "poisson_sampling": True}
         for saved, other in (
             (owners_private(noise_multiplier=1.0), private(**rows)),
             (private(**rows), owners_private(noise_multiplier=1.0)),
