@@ -79,6 +79,13 @@ def spied(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return made
 
 
+@pytest.mark.parametrize("verify", [True, False])
+def test_batches_of_the_loader_are_charged_once(verify: bool) -> None:
+    run = private(noise_multiplier=2.0, poisson_sampling=True, verify=verify)
+    run.epoch()
+    assert run.engine.report(1e-5).events == (poisson(2.0, 4),)
+
+
 class TestNoise:
     """Noise that is used is noise that is charged."""
 

@@ -338,3 +338,36 @@ def test_a_mask_as_large_as_the_batch_is_not_cut() -> None:
     tape = Tape(dict(module.named_parameters()))
     expected = module(x, src_mask=mask)
     assert torch.allclose(PrivateModule(module, tape)(x, src_mask=mask), expected, atol=1e-6)
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")
+def test_a_compiled_module_trains_as_the_module_itself() -> None:
+    """Gradients, to the last bit, are those of the module before torch.compile."""
+    torch.manual_seed(0)
+    data = torch.utils.data.TensorDataset(torch.randn(12, 4), torch.arange(12) % 3)
+    plain = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3))
+    copied = copy.deepcopy(plain)
+    compiled: Any = torch.compile(copied)
+    found = []
+    for module in (plain, compiled):
+        options: dict[str, Any] = {
+            "module": module,
+            "optimizer": torch.optim.SGD(module.parameters(), lr=0.5),
+            "data_loader": DataLoader(data, batch_size=6),
+            "noise_multiplier": 1.0,
+            "max_grad_norm": 0.1,
+            "random_state": 3,
+        }
+        if module is compiled:
+            with pytest.raises(ValueError, match="is compiled"):
+                PrivacyEngine().make_private(**options, wrap_model=False)
+            with pytest.warns(UserWarning, match="without torch.compile"):
+                private, optimizer, loader = PrivacyEngine().make_private(**options)
+        else:
+            private, optimizer, loader = PrivacyEngine().make_private(**options)
+        for inputs, targets in loader:
+            optimizer.zero_grad()
+            F.cross_entropy(private(inputs), targets).backward()
+            optimizer.step()
+        found.append([p.detach().clone() for p in private.parameters()])
+    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))

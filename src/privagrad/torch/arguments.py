@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -52,6 +53,20 @@ def criterion_of(
             "each one's own sum or mean make a PerExampleLoss of the criterion yourself."
         )
     return PerExampleLoss(criterion, loss_reduction, batch_first)
+
+
+def uncompiled(module: nn.Module) -> nn.Module:
+    """The module that `torch.compile` was given."""
+    inner = getattr(module, "_orig_mod", None)
+    if not isinstance(inner, nn.Module):
+        return module
+    warnings.warn(
+        "Private training runs the layers of a compiled module by the engine's own code: it is as "
+        "exact as without torch.compile, and as fast.",
+        UserWarning,
+        stacklevel=3,
+    )
+    return inner
 
 
 def sampling_of(

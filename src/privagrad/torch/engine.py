@@ -26,6 +26,7 @@ from privagrad.torch.arguments import (
     noise_source,
     sampling_of,
     trainable,
+    uncompiled,
 )
 from privagrad.torch.calibration import ACCOUNTANTS
 from privagrad.torch.charging import BatchCharges
@@ -156,8 +157,8 @@ class PrivacyEngine:
         rand_on_empty : bool
             As in Opacus, where True puts random numbers into batches without rows; refused.
         verify : bool
-            Whether modules, losses and batches are checked to keep examples apart. False: you vouch
-            for it, and the report says so.
+            Whether modules, losses and batches are checked to keep examples apart, and steps to use
+            batches of the data loader. False: you vouch for it, and the report says so.
         noise : {"gaussian", "discrete"}
             Gaussian noise rounded to a grid, or an exact discrete Gaussian: much slower, at the
             same cost, without any rounding in the noise.
@@ -185,6 +186,8 @@ class PrivacyEngine:
                     "forward pass waits for gradients that a private module does not have."
                 )
             module = module.module
+        if wrap_model:
+            module = uncompiled(module)
         parameters = trainable(module, optimizer)
         ModuleValidator.validate(module, strict=True)
         grouping = Grouping.of(groups, max_rows_per_user)

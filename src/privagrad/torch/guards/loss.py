@@ -117,11 +117,11 @@ class LossGuard(BatchTracer):
         numbers = {s.number for own in steps for s in own if isinstance(s, BatchTensor)}
         self._batch_is_known = any(isinstance(t, TracedTensor) for t in tensors)
         self._batch_of_inputs = max(numbers, default=None)
+        if not self.verify:
+            return
         foreign = self._number and tensors and nodes[0] is None
         if numbers - {self._number} or foreign:
             self.other_batch()
-        if not self.verify:
-            return
         _refuse_several_batches(itertools.chain(*steps), "inputs of the module")
         for place, (tensor, node) in enumerate(zip(tensors, nodes, strict=True)):
             if node is None:
