@@ -151,6 +151,15 @@ def test_wrong_shapes_are_refused_without_telling_the_number_of_rows(
         assert str(OWNERS.size) not in str(caught.value)
 
 
+def test_a_schema_with_users_keeps_the_number_of_rows_to_itself_too() -> None:
+    columns = (Column("who", "user"), *(Column(name) for name in "abc"))
+    schema = Schema((*columns, Column("y", "category", categories=("0", "1"))), "y")
+    frame = pd.DataFrame(X, columns=["a", "b", "c"]).assign(who=OWNERS)
+    with pytest.raises(ValueError, match="one target for each row") as caught:
+        pg.PrivateLogisticRegression(schema=schema).fit(frame, np.stack([SIGNS, SIGNS], axis=1))
+    assert str(OWNERS.size) not in str(caught.value)
+
+
 def test_groups_of_another_order_than_the_rows_are_refused_by_every_door() -> None:
     frame = pd.DataFrame(X, columns=["a", "b", "c"])
     moved = pd.Series(OWNERS).sample(frac=1.0, random_state=0)

@@ -160,6 +160,10 @@ def test_the_command_line_names_users(visits: Path, tmp_path: Path) -> None:
     assert told["privacy"]["unit"] == "user"
     assert told["made"]["rows"] == USERS
     assert str(rows) not in done.output
+    dry = CliRunner().invoke(app, [*words, "--schema", str(schema), "--dry-run"])
+    assert dry.exit_code == 0, dry.output
+    assert "all users" in dry.output
+    assert "all rows" not in dry.output
     shown = CliRunner().invoke(app, ["plan", *words[1:2], *words[4:], "--schema", str(schema)])
     assert shown.exit_code == 0, shown.output
     assert f"{USERS} users" in shown.output
