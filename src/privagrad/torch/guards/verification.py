@@ -110,6 +110,7 @@ class ModuleGuard:
             return known.layouts
         if self.verify:
             known.refuse_moved_rows(recorder)
+            known.refuse_other_buffers(current)
             if known.alone and (due or recorder.signature not in self._known):
                 named = named_outputs(outputs, current)
                 if known.random:
@@ -197,7 +198,9 @@ class ModuleGuard:
             if autocasts():
                 self._refuse_mixing_without_autocast(together, single, axes, examples)
             factors = self._runs.refuse_other_gradients(together, single, found.layouts)
-            found = replace(found, factors=factors)
+            runs = (several, *alone)
+            written = frozenset(name for run in runs for name in run.effects.written)
+            found = replace(found, factors=factors, written=written)
         return found
 
     def _refuse_mixing_without_autocast(
