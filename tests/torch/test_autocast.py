@@ -92,6 +92,71 @@ def test_a_statistic_of_the_batch_is_refused() -> None:
         autocast_sum(module, 1.0)
 
 
+class SlightlyMixed(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x + 1e-3 * x.nan_to_num(0.0, 0.0, 0.0).clamp(-1, 1).mean(0)
+
+
+def test_a_mixture_below_the_precision_of_bfloat16_is_refused() -> None:
+    """An example with a huge loss would turn the gradients of all others."""
+    layers = (nn.Linear(30, 8), nn.Tanh(), SlightlyMixed(), nn.Linear(8, 3))
+    with pytest.raises(ValueError, match="treats every example by itself"):
+        autocast_sum(nn.Sequential(nn.Flatten(), *layers), 1.0)
+
+
+@pytest.mark.parametrize("inside", [False, True])
+def test_so_is_a_loss_that_mixes_as_little(inside: bool) -> None:
+    run = private(nn.Linear(5, 3))
+    for x, y in run.loader:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            output = run.module(x)
+            mixed = output + 1e-3 * output.mean(0)
+            loss = F.mse_loss(mixed, F.one_hot(y, 3).float())
+        loss = loss if inside else F.mse_loss(mixed, F.one_hot(y, 3).float())
+        with pytest.raises(RuntimeError, match="a sum or a mean over examples"):
+            loss.backward()
+        break
+
+
+def test_half_precision_in_a_loss_is_followed() -> None:
+    """Casts, new tensors, indices and constants of the type of the outputs."""
+    run = private(nn.Linear(5, 3))
+    shift = torch.tensor([0.5, 0.0, -0.5], dtype=torch.bfloat16)
+    for x, y in run.loader:
+        run.optimizer.zero_grad()
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            output = run.module(x)
+        own = (output.bfloat16() + shift).to(torch.bfloat16)
+        kept = output.new_zeros(output.shape)
+        kept[:, :2] = own[:, :2]
+        loss = F.linear(kept, torch.ones(3, 3, dtype=torch.bfloat16)).square().mean(1)
+        (loss.mean() + F.cross_entropy(own, y)).backward()
+        run.optimizer.step()
+
+
+class InHalf(nn.Module):
+    """Runs under autocast only: its inner product is of two types."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(5, 4)
+        self.register_buffer("matrix", torch.ones(4, 3, dtype=torch.bfloat16))
+
+    def forward(self, x: Tensor) -> Tensor:
+        product: Tensor = self.first(x) @ self.matrix
+        return product
+
+
+def test_a_module_that_needs_autocast_is_taken() -> None:
+    run = private(InHalf())
+    for x, y in run.loader:
+        run.optimizer.zero_grad()
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            output = run.module(x)
+        F.cross_entropy(output, y).backward()
+        run.optimizer.step()
+
+
 def test_float16_is_refused() -> None:
     run = private()
     for x, y in run.loader:

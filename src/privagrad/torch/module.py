@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
-from privagrad.torch.guards.determinism import generator_states
+from privagrad.torch.guards.determinism import BufferVersions, generator_states
 from privagrad.torch.guards.loss import LossGuard
 from privagrad.torch.guards.module_runs import inputs_kept
 from privagrad.torch.guards.observed import Layouts
@@ -136,9 +136,11 @@ class PrivateModule(nn.Module):
         tape, recorder = self._tape, Recorder(count or 1, public_tensors(self._module))
         if self.guard.draws_outside_torch:
             recorder.drawn.states = generator_states()
+        buffers = BufferVersions(self._module)
         with inputs_kept(inputs), private_pass(tape, count, layouts, recorder) as current:
             outputs = self._module(*inputs[0], **inputs[1])
             note_losses(tape, outputs)
+        current.written = buffers.written()
         return outputs, current, recorder
 
     def _parts(self) -> tuple[list[int], list[int]]:

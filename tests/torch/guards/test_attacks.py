@@ -1048,3 +1048,53 @@ def test_a_loss_that_was_refused_stays_refused() -> None:
         return loss
 
     attack(own=own)
+
+
+class KeepsStatistics(nn.Module):
+    """A mean of the inputs of all but small batches."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.layer, self.how = nn.Linear(5, 3), how
+        self.register_buffer("mean", torch.zeros(5))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.layer(x)
+        if len(x) > 8 and self.how == "in place":
+            self.mean.lerp_(x.detach().mean(0), 0.1)
+        elif len(x) > 8:
+            self.mean = self.mean * 0.9 + x.detach().mean(0) * 0.1
+        return y
+
+
+@pytest.mark.parametrize("how", ["in place", "anew"])
+def test_statistics_of_large_batches_only(how: str) -> None:
+    run = private(KeepsStatistics(how))
+    for x, _ in run.loader:
+        with pytest.raises(RuntimeError, match="writes statistics of its examples into mean"):
+            run.module(x)
+        break
+
+
+class KeepsTables(nn.Module):
+    """A table that grows with the longest row, and a counter of passes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(5, 3)
+        self.register_buffer("table", torch.ones(0), persistent=False)
+        self.register_buffer("passes", torch.zeros(1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.passes += 1
+        if len(self.table) < x.shape[1]:
+            self.table = torch.ones(x.shape[1])
+        y: Tensor = self.layer(x * self.table)
+        return y
+
+
+def test_tables_and_counters_are_no_statistics() -> None:
+    run = private(KeepsTables())
+    run.epoch()
+    run.epoch()
+    assert float(run.module.passes) >= 8

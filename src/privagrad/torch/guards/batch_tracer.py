@@ -22,7 +22,14 @@ from privagrad.torch.guards.trace import (
     signature,
 )
 from privagrad.torch.guards.traced import TracedTensor
-from privagrad.torch.per_example.layout import CLOSE, Layout, RowOwners, row_layouts
+from privagrad.torch.per_example.layout import (
+    CLOSE,
+    Layout,
+    RowOwners,
+    in_single,
+    row_layouts,
+    without_autocast,
+)
 from privagrad.torch.per_example.tape import ForwardPass
 
 
@@ -193,11 +200,13 @@ def _owners_of(steps: list[TraceNode], leaf: Output) -> Tensor | None:
     alone a row moves by i times as much.
     """
     assert leaf.layout is not None
-    v = torch.randn(leaf.values.shape, generator=torch.Generator().manual_seed(0)).to(leaf.values)
-    view = Replay(leaf.count, range(leaf.count))
-    with torch._C.DisableTorchFunctionSubclass(), torch.enable_grad():
-        root = leaf.values.clone().requires_grad_()
-        values = {id(s): s.values for s in steps if isinstance(s, Leaf)} | {id(leaf): root}
+    own = in_single(leaf.values)
+    v = torch.randn(own.shape, generator=torch.Generator().manual_seed(0)).to(own)
+    view = Replay(leaf.count, range(leaf.count), single=True)
+    with torch._C.DisableTorchFunctionSubclass(), torch.enable_grad(), without_autocast():
+        root = own.clone().requires_grad_()
+        values = {id(s): in_single(s.values) for s in steps if isinstance(s, Leaf)}
+        values[id(leaf)] = root
         rows = run_again(steps, values, view)
         u = torch.zeros_like(rows, requires_grad=True)
         # J v is the derivative of uᵀ J in u.

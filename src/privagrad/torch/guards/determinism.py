@@ -174,6 +174,32 @@ def _restore(
             module.get_submodule(owner)._buffers[own] = buffer
 
 
+class BufferVersions:
+    """The buffers of a module as they are now, to tell later which have been written to.
+
+    One that is replaced by another of another shape is a cache that has grown.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self._module = module
+        self._before = {name: (own, _version(own)) for name, own in module.named_buffers()}
+
+    def written(self) -> frozenset[str]:
+        return frozenset(
+            name
+            for name, now in self._module.named_buffers()
+            if name in self._before and self._is_written(now, *self._before[name])
+        )
+
+    @staticmethod
+    def _is_written(now: Tensor, before: Tensor, version: int) -> bool:
+        return now.shape == before.shape and (now is not before or _version(now) != version)
+
+
+def _version(tensor: Tensor) -> int:
+    return 0 if tensor.is_inference() else tensor._version
+
+
 class ReachableGenerators:
     """The generators that `function` may draw from, besides the global ones, and their states.
 

@@ -30,6 +30,7 @@ from privagrad.torch.guards.trace import (
     history,
     keeps_rows,
 )
+from privagrad.torch.per_example.layout import without_autocast
 
 ExpectedGradients = list[tuple[Output, int, Tensor]]
 """An output of the module, an example, and the gradient of its own loss in that output."""
@@ -55,7 +56,7 @@ class LossCheck:
         expected: list[ExpectedGradients] = []
         problem: Exception | None = None
         examples = sorted(random.Random().sample(range(count), min(count, EXAMPLES)))
-        with Deterministic(), random_state_kept():
+        with Deterministic(), random_state_kept(), without_autocast():
             for view in self._views(trace, examples):
                 try:
                     if _is_mean_of_rows(trace):
@@ -95,7 +96,7 @@ class LossCheck:
             scales += [frozenset(kinds) for kinds in _SCALED]
         for axes in constant_layouts(trace, count):
             for scaled in scales:
-                yield Replay(count, examples, axes, scaled)
+                yield Replay(count, examples, axes, scaled, single=True)
 
     def _may_stand_for_the_batch(self, trace: Trace) -> bool:
         """Whether numbers that scale the loss can be the number of examples, or of their numbers.

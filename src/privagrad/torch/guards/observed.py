@@ -107,7 +107,7 @@ class LearnedLayouts:
     """Where a pass has its examples, and which of its calls may move them to other rows.
 
     `factors` are the numbers with which its outputs have the module's own losses, `constants`
-    tensors that are the same for all examples.
+    tensors that are the same for all examples, `written` the buffers that it writes to.
     """
 
     layouts: Layouts = field(default_factory=dict)
@@ -115,6 +115,7 @@ class LearnedLayouts:
     alone: tuple[tuple[int, ObservedRun], ...] = ()
     factors: tuple[float, ...] = ()
     constants: dict[object, Tensor] = field(default_factory=dict)
+    written: frozenset[str] = frozenset()
 
     @classmethod
     def of(
@@ -174,6 +175,11 @@ class LearnedLayouts:
             map(math.isclose, self.factors, current.factors)
         )
 
+    def refuse_other_buffers(self, current: ForwardPass) -> None:
+        """Refuse a pass that writes to buffers to which a few examples write nothing."""
+        for name in sorted(current.written - self.written):
+            raise keeps_statistics(name)
+
     def refuse_moved_rows(self, recorder: Recorder) -> None:
         """Refuse a pass in which an index out of the data puts examples into other rows."""
         for call in self.moves.among(recorder.moves):
@@ -223,11 +229,15 @@ def refuse_memory(runs: list[ObservedRun]) -> None:
         for name in first.keys() | other.keys():
             a, b = first.get(name), other.get(name)
             if a is None or b is None or not torch.equal(a, b):
-                raise UnverifiedError(
-                    f"Expected buffers that do not depend on the data, found that a forward "
-                    f"pass writes statistics of its examples into {name}: they would be "
-                    "released with the module, unprotected. Do not track statistics."
-                )
+                raise keeps_statistics(name)
+
+
+def keeps_statistics(name: str) -> UnverifiedError:
+    return UnverifiedError(
+        "Expected buffers that do not depend on the data, found that a forward pass writes "
+        f"statistics of its examples into {name}: they would be released with the module, "
+        "unprotected. Do not track statistics."
+    )
 
 
 def refuse_inputs_of_none(together: ObservedRun, layouts: Layouts) -> None:

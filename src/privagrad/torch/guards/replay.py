@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from privagrad.torch.guards.trace import Leaf, TraceNode
-from privagrad.torch.per_example.layout import Layout, RowOwners
+from privagrad.torch.per_example.layout import Layout, RowOwners, in_single
 
 SHAPES = frozenset(
     {"view", "reshape", "expand", "repeat", "unflatten", "new_zeros", "new_ones", "new_full",
@@ -29,7 +29,8 @@ class Replay:
     Constants that have a row for each example are cut as `axes` says, by identity. Sizes that
     are those of the batch are replaced; so are numbers that a loss is multiplied with or divided
     by, as far as `scaled` says: multiples of the batch's size, or its inverse. `lengths` are sizes
-    that the batch is padded to, with those in their place.
+    that the batch is padded to, with those in their place. With `single`, what is of half
+    precision is computed in float32, where small differences show.
     """
 
     count: int
@@ -37,6 +38,7 @@ class Replay:
     axes: dict[int, Layout] = field(default_factory=dict)
     scaled: frozenset[str] = frozenset()
     lengths: dict[int, int] = field(default_factory=dict)
+    single: bool = False
 
     def constants(self, given: Sequence[Any], name: str, numel: int) -> list[Any]:
         """The constants of a call; of its sizes those that are the batch's are replaced."""
@@ -65,6 +67,13 @@ class Replay:
         return shorter
 
     def constant(self, value: Any, name: str) -> Any:
+        own = self._of_examples(value, name)
+        if not self.single:
+            return own
+        half = isinstance(own, torch.dtype) and own in (torch.float16, torch.bfloat16)
+        return torch.float32 if half else in_single(own)
+
+    def _of_examples(self, value: Any, name: str) -> Any:
         size = len(self.examples)
         if isinstance(value, RowOwners):
             return value.take(self.examples)
@@ -106,6 +115,8 @@ def run_again(steps: list[TraceNode], values: dict[int, Tensor], view: Replay) -
 def _run(node: TraceNode, values: dict[int, Tensor], view: Replay) -> Tensor:
     """The value of a node, computed from other values of its sources."""
     func, *arguments = node.made
+    if view.single and func in (Tensor.bfloat16, Tensor.half):
+        func = Tensor.float
     leaves, structure = tree_flatten(arguments)
     first = next((values[id(x)].numel() for x in leaves if isinstance(x, TraceNode)), 0)
     leaves = view.constants(leaves, node.name, first)

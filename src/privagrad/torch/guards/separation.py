@@ -18,7 +18,15 @@ from privagrad.torch.guards.random_functions import Deterministic
 from privagrad.torch.guards.refusals import BROKEN
 from privagrad.torch.guards.replay import Replay, run_again
 from privagrad.torch.guards.trace import Leaf, Output, SeparateLoss, Trace, TraceNode, history
-from privagrad.torch.per_example.layout import ROUNDING, Layout, magnitudes, row_layouts, same
+from privagrad.torch.per_example.layout import (
+    ROUNDING,
+    Layout,
+    in_single,
+    magnitudes,
+    row_layouts,
+    same,
+    without_autocast,
+)
 
 EXAMPLES = 4
 _CHANGES = (0.0, 1.0, 10.0)
@@ -125,7 +133,7 @@ def gradients_of(
     roots: list[Tensor] = []
     with torch.enable_grad():
         for leaf in trace.leaves:
-            own = rows(leaf, view)
+            own = in_single(rows(leaf, view)) if view.single else rows(leaf, view)
             if leaf.differentiable:
                 own = own.detach().requires_grad_()
                 roots.append(own)
@@ -178,9 +186,9 @@ def depends_on_others(node: TraceNode, rows_may_be_chosen: bool = False) -> bool
     size = min(count, EXAMPLES)
     # In their order: a constant index that permutes all of them stays what it is.
     examples = sorted(random.Random().sample(range(count), size))
-    with Deterministic(), random_state_kept(), torch.no_grad():
+    with Deterministic(), random_state_kept(), torch.no_grad(), without_autocast():
         found = [
-            _changed_rows(trace, Replay(count, examples, axes), rows_may_be_chosen)
+            _changed_rows(trace, Replay(count, examples, axes, single=True), rows_may_be_chosen)
             for axes in constant_layouts(trace, count)
         ]
     return False if False in found else True if True in found else None
@@ -192,12 +200,15 @@ def _changed_rows(trace: Trace, view: Replay, rows_may_be_chosen: bool) -> bool 
     # What is missing may be filled in from others.
     for rows in (_usual, _with_missing):
         try:
-            before = run_again(trace, {id(f): rows(f, view) for f in trace.leaves}, view)
+            usual = {id(f): in_single(rows(f, view)) for f in trace.leaves}
+            before = run_again(trace, usual, view)
         except BROKEN:
             continue
         results = []
         for kept, strange in itertools.product(_halves(len(view.examples)), (None, *_STRANGE)):
-            values = {id(f): _changed(f, rows(f, view), kept, strange) for f in trace.leaves}
+            values = {
+                id(f): in_single(_changed(f, rows(f, view), kept, strange)) for f in trace.leaves
+            }
             with suppress(*BROKEN):
                 results.append((run_again(trace, values, view), kept))
         if any(after.shape != before.shape for after, _ in results):

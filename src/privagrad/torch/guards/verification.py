@@ -28,16 +28,19 @@ from privagrad.torch.guards.padding import padded_examples, same_outputs_but_for
 from privagrad.torch.guards.random_functions import RandomDraws
 from privagrad.torch.guards.recorder import Recorder
 from privagrad.torch.guards.refusals import BROKEN, UntriedError, UnverifiedError, padding_matters
-from privagrad.torch.guards.structure import tensors_of
+from privagrad.torch.guards.structure import map_tensors, tensors_of
 from privagrad.torch.guards.trace import history
 from privagrad.torch.guards.traced import node_of, untraced
 from privagrad.torch.per_example.layout import (
     MixedExamplesError,
+    autocasts,
+    in_single,
     input_leaves,
     mixed,
     possible_axes,
     take,
     with_unusual,
+    without_autocast,
 )
 from privagrad.torch.per_example.tape import ForwardPass, Tape
 
@@ -107,6 +110,7 @@ class ModuleGuard:
             return known.layouts
         if self.verify:
             known.refuse_moved_rows(recorder)
+            known.refuse_other_buffers(current)
             if known.alone and (due or recorder.signature not in self._known):
                 named = named_outputs(outputs, current)
                 if known.random:
@@ -191,9 +195,30 @@ class ModuleGuard:
             refuse_memory([several, *alone])
             if thorough:
                 self._refuse_rare_mixing(single[0], axes, alone[0], found)
+            if autocasts():
+                self._refuse_mixing_without_autocast(together, single, axes, examples)
             factors = self._runs.refuse_other_gradients(together, single, found.layouts)
-            found = replace(found, factors=factors)
+            runs = (several, *alone)
+            written = frozenset(name for run in runs for name in run.effects.written)
+            found = replace(found, factors=factors, written=written)
         return found
+
+    def _refuse_mixing_without_autocast(
+        self, together: Any, single: list[Any], axes: Sequence[int | None], examples: list[int]
+    ) -> None:
+        """Refuse what is too little to show beside the rounding of autocast.
+
+        A module that runs only under autocast is verified there alone.
+        """
+        several, *alone = map_tensors(in_single, [together, *single])
+        try:
+            with self._runs.aside(), without_autocast():
+                *_, found = self._observe(several, alone, axes, examples)
+                self._runs.refuse_other_gradients(several, alone, found.layouts)
+        except (MixedExamplesError, UnverifiedError):
+            raise
+        except BROKEN:
+            return
 
     def _observe(
         self, together: Any, single: list[Any], axes: Sequence[int | None], examples: list[int]

@@ -7,6 +7,7 @@ is learned by comparing it for a few examples with the same tensor for one of th
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Any
@@ -24,6 +25,8 @@ INPUTS = (PackedSequence,)
 CLOSE = 1e-3
 """How far two computations of the same number may differ, relative to the largest of its tensor."""
 
+
+_AUTOCAST_DEVICES = ("cpu", "cuda", "mps", "xpu")
 
 ROUNDING = 64.0
 """What activations that cancel may differ by, in units of their type's precision."""
@@ -191,6 +194,27 @@ def autocast_precision(device: str) -> float:
     if not torch.is_autocast_enabled(device):
         return 0.0
     return torch.finfo(torch.get_autocast_dtype(device)).eps
+
+
+@contextmanager
+def without_autocast() -> Iterator[None]:
+    """What is computed here is computed in the precision of its operands."""
+    with ExitStack() as stack:
+        for device in _AUTOCAST_DEVICES:
+            if torch.is_autocast_enabled(device):
+                stack.enter_context(torch.autocast(device, enabled=False))
+        yield
+
+
+def autocasts() -> bool:
+    """Whether autocast is on for any kind of device."""
+    return any(torch.is_autocast_enabled(device) for device in _AUTOCAST_DEVICES)
+
+
+def in_single(value: Any) -> Any:
+    """Tensors of half precision in float32, all else as it is."""
+    half = isinstance(value, Tensor) and value.dtype in (torch.float16, torch.bfloat16)
+    return value.float() if half else value
 
 
 def magnitudes(tensor: Tensor) -> Tensor:

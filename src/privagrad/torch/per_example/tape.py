@@ -33,7 +33,7 @@ class ForwardPass:
     `factors` are the numbers with which the module's outputs have them. `constants` are tensors
     that may be the same for all examples; `unknown` is whether such a one has met a tensor of which
     it is not known where it has the examples. `calls` are how many tensors a layer has observed
-    before each of its calls, by its identity.
+    before each of its calls, by its identity. `written` are the buffers that it has written to.
     """
 
     count: int
@@ -47,6 +47,7 @@ class ForwardPass:
     constants: dict[object, Tensor] = field(default_factory=dict)
     unknown: bool = False
     calls: dict[int, list[int]] = field(default_factory=dict)
+    written: frozenset[str] = frozenset()
 
     @property
     def guessed_wrong(self) -> bool:
