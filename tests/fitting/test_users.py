@@ -277,6 +277,25 @@ def test_a_report_of_users_counts_no_rows(visits: Path, tmp_path: Path) -> None:
         assert sentence in card
 
 
+def test_a_report_of_a_model_whose_budget_has_both_units_says_so(
+    visits: Path, tmp_path: Path
+) -> None:
+    ledger = Ledger(tmp_path / "ledger.db")
+    ledger.create("both", 9.0, 1e-5)
+    alive = ledger.reserve("both", [GaussianEvent(9.0)], "seems dead")
+    ledger.release(alive, "no answer")
+    request = FitRequest(visits, None, 2.0, dataset="both", ledger=ledger, schema=SCHEMA)
+    model, page = run(prepare(request), None, False), tmp_path / "a.html"
+    with pytest.raises(BudgetError):
+        ledger.finish(alive, [GaussianEvent(9.0)])
+    account = ledger.account("both")
+    write_fit_report(page, model, account)
+    text = page.read_text()
+    assert "whose costs do not add up. Nothing is left of it." in text
+    assert "Beyond the budget of both" in text
+    assert privacy_card(model, account=account)["ledger"]["account"]["spent"] == "infinity"
+
+
 def test_a_schema_has_at_most_one_column_of_users(tmp_path: Path) -> None:
     path = tmp_path / "schema.toml"
     path.write_text(template(SCHEMA, "visits.csv"))

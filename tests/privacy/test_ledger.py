@@ -75,7 +75,7 @@ def test_a_run_that_would_pass_the_total_is_refused_and_costs_nothing(ledger: Le
 def test_a_cost_that_is_no_number_fits_no_budget(
     ledger: Ledger, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("privagrad.privacy.ledger.epsilon_of_runs", lambda *_: float("nan"))
+    monkeypatch.setattr("privagrad.privacy.account.epsilon_of_runs", lambda *_: float("nan"))
     with pytest.raises(BudgetError, match="to nan of 1"):
         ledger.reserve("adult", [QUERY], "a fit")
     assert ledger.history("adult") == []

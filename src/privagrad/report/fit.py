@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from privagrad.report.columns import column_blocks
 from privagrad.report.figures import figure_blocks
 from privagrad.report.mechanism import MOST_BARS, mechanism_blocks
 from privagrad.report.officer import officer_blocks, statement_blocks, target_of
-from privagrad.report.page import Banner, Block, Card, Figure, Part, write_page
+from privagrad.report.page import Banner, Block, Card, Figure, Part, Text, write_page
 from privagrad.report.statement import Statement
 from privagrad.report.verdict import verdict_of_model
 
@@ -89,7 +90,12 @@ def _model_card(model: SavedModel) -> Card:
     return Card("Model", rows)
 
 
-def _budget(model: SavedModel, account: Account) -> Figure:
+def _budget(model: SavedModel, account: Account) -> Figure | Text:
+    if not math.isfinite(account.spent):
+        why = "Its runs exceed the part of delta that later runs may use."
+        if len(account.units) > 1:
+            why = "Some of its runs protect rows and others users, whose costs do not add up."
+        return Text(f"Budget of {account.name}", [f"{why} Nothing is left of it."])
     others = [run for run in account.runs if run.name != model.made["run"]]
     before = Account(account.name, account.epsilon, account.delta, None, tuple(others)).spent
     open_runs = [run for run in others if run.state == "reserved"]
