@@ -1053,6 +1053,8 @@ def test_a_loss_that_was_refused_stays_refused() -> None:
 class KeepsStatistics(nn.Module):
     """A mean of the inputs of all but small batches."""
 
+    mean: Tensor
+
     def __init__(self, how: str) -> None:
         super().__init__()
         self.layer, self.how = nn.Linear(5, 3), how
@@ -1078,6 +1080,9 @@ def test_statistics_of_large_batches_only(how: str) -> None:
 
 class KeepsTables(nn.Module):
     """A table that grows with the longest row, and a counter of passes."""
+
+    table: Tensor
+    passes: Tensor
 
     def __init__(self) -> None:
         super().__init__()
