@@ -77,7 +77,7 @@ def test_a_model(model: SavedModel) -> None:
     shown = model._repr_html_()
     assert "<script" not in shown
     text = Reader(shown).text
-    for part in (EVIL, "t.csv, 2000 rows", "NOT PRIVATE (seeded noise)", "Better than", "±"):
+    for part in (EVIL, "t.csv, 2,000 rows", "NOT PRIVATE (seeded noise)", "Better than", "±"):
         assert part in text
 
 

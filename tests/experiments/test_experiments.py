@@ -123,7 +123,7 @@ def test_compare_on_a_file(tmp_path):
         (("compare", "absent.csv"), "found 'absent.csv'"),
         (("compare", "--methods", "adam"), "one of sgd, adagrad"),
         (("compare", "--epsilons", "-1"), "epsilon > 0"),
-        (("compare", "--epsilons", "one"), "could not convert"),
+        (("compare", "--epsilons", "one"), "Expected values of epsilon like 0.1,1,3"),
     ],
 )
 def test_mistakes_get_a_sentence_and_no_traceback(arguments, message, tmp_path):
