@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -35,9 +36,9 @@ class GradientFilter(WrappedOptimizer):
         super().__init__(optimizer)
         self._kept: dict[nn.Parameter, dict[str, Any]] = {}
 
+    @abstractmethod
     def filtered(self, parameter: nn.Parameter, gradient: Tensor, kept: dict[str, Any]) -> Tensor:
         """What the optimizer has in place of the gradient; `kept` is empty at first."""
-        raise NotImplementedError
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
