@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from benchmarks._people import write_session
 from typer.testing import CliRunner
 
 from privagrad.cli import app
@@ -58,8 +59,7 @@ def words(text: str) -> str:
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    people = pytest.importorskip("benchmarks._people")
-    people.write_session(tmp_path)
+    write_session(tmp_path)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PRIVAGRAD_LEDGER", "ledger.db")
     monkeypatch.setenv("COLUMNS", "100")

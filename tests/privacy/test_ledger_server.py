@@ -148,7 +148,8 @@ ATTACKS = {
 def test_a_spender_with_psql_cannot(
     server: Server, database: str, of: Callable[[str], Ledger], attack: str
 ) -> None:
-    psycopg = pytest.importorskip("psycopg")
+    import psycopg
+
     of("olga").create("other", 1.0, 1e-5)
     runs = {"run": of("sam").reserve("adult", [QUERY], "", "sha256:a"),
             "foreign": of("sue").reserve("adult", [LESS], "")}  # fmt: skip
@@ -163,7 +164,8 @@ def test_a_spender_with_psql_cannot(
 
 @pytest.mark.parametrize("count", ["1e400", "5e1", "2.5", '"3"', "0", "-1", "null", "[]", "true"])
 def test_counts_that_nobody_reads_are_refused(server: Server, database: str, count: str) -> None:
-    psycopg = pytest.importorskip("psycopg")
+    import psycopg
+
     events = EVENTS.replace('"count": 3', f'"count": {count}')
     assert events != EVENTS
     entry = f"{ENTRY}('adult', 'r', 'reserved', '', '{events}')"
@@ -189,7 +191,8 @@ def test_damaged_events_stop_a_data_set_until_their_run_is_given_back(
 
 def test_changes_are_serializable_or_refused(server: Server, database: str) -> None:
     """Two transactions that do not see each other could spend the same rest."""
-    psycopg = pytest.importorskip("psycopg")
+    import psycopg
+
     entry = f"{ENTRY}('adult', 'r', 'reserved', '', '{EVENTS}')"
     for begin in ("BEGIN", "BEGIN ISOLATION LEVEL REPEATABLE READ"):
         with pytest.raises(psycopg.Error, match="SERIALIZABLE"):
@@ -200,7 +203,8 @@ def test_changes_are_serializable_or_refused(server: Server, database: str) -> N
 def test_the_owner_does_not_change_anything_by_mistake(
     server: Server, database: str, user: str
 ) -> None:
-    psycopg = pytest.importorskip("psycopg")
+    import psycopg
+
     for attack in ("another total", "nothing was spent", "forget", "forget all"):
         with pytest.raises(psycopg.Error, match="append-only"):
             server.execute(database, user, ATTACKS[attack])
@@ -210,7 +214,8 @@ def test_functions_and_tables_of_a_user_come_after_the_ledgers_own(
     server: Server, database: str, of: Callable[[str], Ledger]
 ) -> None:
     """A temporary table or a path of one's own does not change what the rules read."""
-    psycopg = pytest.importorskip("psycopg")
+    import psycopg
+
     run = of("sam").reserve("adult", [QUERY], "")
     with pytest.raises(psycopg.Error, match="fewer"):
         server.execute(
@@ -228,7 +233,8 @@ def test_functions_and_tables_of_a_user_come_after_the_ledgers_own(
 def test_an_opener_cannot_bring_entries_into_a_budget_that_is_there(
     server: Server, database: str, of: Callable[[str], Ledger]
 ) -> None:
-    psycopg = pytest.importorskip("psycopg")
+    import psycopg
+
     run = of("sam").reserve("adult", [QUERY], "", "sha256:a")
     budget = {"name": "b", "at": "x", "user": "x", "epsilon": 1, "delta": 1e-5, "fingerprint": None}
     entry = {"at": "x", "user": "sam", "dataset": "adult", "run": run, "state": "finished",
@@ -375,7 +381,8 @@ def test_a_server_that_refuses_is_not_asked_again(server: Server, database: str)
 
 
 def test_what_is_worth_waiting_for() -> None:
-    psycopg = pytest.importorskip("psycopg")
+    import psycopg
+
     for text in (
         "server closed the connection unexpectedly",
         'connection to server on socket "s" failed: No such file or directory',
@@ -397,7 +404,6 @@ def test_what_is_worth_waiting_for() -> None:
 
 
 def test_whoever_waits_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    pytest.importorskip("psycopg")
     clock = iter(range(0, 1000, 4))
     slept = SimpleNamespace(monotonic=lambda: next(clock), sleep=lambda _: None)
     monkeypatch.setattr(ledger_server, "time", slept)
