@@ -28,6 +28,7 @@ from scipy.sparse import csr_array
 import privagrad as pg
 from privagrad.estimators import _tables, search
 from privagrad.geometry.ellipsoid import PROJECTIONS
+from privagrad.glm.examples import Examples
 from privagrad.glm.gradients import GlmGradients
 from privagrad.glm.losses import LOSSES
 from privagrad.glm.rows import as_rows
@@ -45,6 +46,7 @@ from privagrad.queries.calibration import calibrate, class_shares
 from privagrad.queries.categories import PURPOSE, discover
 from privagrad.queries.curvature import private_curvature
 from privagrad.queries.evaluation import Predicted, evaluate
+from privagrad.queries.second_moments import Factors
 from tests.releases import releases_at
 
 TIMES = int(os.environ.get("PRIVAGRAD_FUZZ_EXAMPLES", "1"))
@@ -324,11 +326,14 @@ def ask_norms(case, noise, rng, source):
 
 def ask_second_moments(case, noise, rng, source):
     radius, releases = 10.0 ** rng.uniform(-3, 3), releases_at({"second moments": noise}, source)
-    targets = case.y if rng.integers(2) else case.y[:0]
+    factors = (
+        None if rng.integers(2) else Factors(lambda examples: np.ones((len(case.X), 1, 1)), (), 1)
+    )
+    examples = Examples(case.rows(), case.y)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(second_moments, "_SPLIT_FROM", int(rng.choice([0, 10**9])))
         patch.setattr(second_moments, "_ROWS_PER_SUM", 0)
-        second_moments.private_second_moments(case.rows(), targets, radius, releases)
+        second_moments.private_second_moments(examples, radius, releases, "second moments", factors)
 
 
 def ask_columns(case, noise, rng, source):
@@ -392,7 +397,7 @@ def ask_calibration(case, noise, rng, source):
     signs = np.where(case.y > 0, 1.0, -1.0)
     loss = pg.Loss("logistic", 10.0 ** rng.uniform(-2, 2))
     gradients = GlmGradients(loss, case.rows(), signs)
-    calibrate(gradients, weights, None, releases_at({"calibration": noise}, source))
+    calibrate(gradients, weights, releases_at({"calibration": noise}, source))
 
 
 def ask_calibration_of_classes(case, noise, rng, source):
@@ -403,7 +408,7 @@ def ask_calibration_of_classes(case, noise, rng, source):
     )
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(calibration, "_ROWS", int(rng.choice([1, 2, 65_536])))
-        calibrate(gradients, weights, None, releases_at({"calibration": noise}, source))
+        calibrate(gradients, weights, releases_at({"calibration": noise}, source))
 
 
 def ask_curvature(case, noise, rng, source):
@@ -428,7 +433,9 @@ def ask_class_shares(case, noise, rng, source):
     """Rows that are taken out of a table are left out here: labels are all that is asked for."""
     classes, out = int(rng.integers(2, 12)), np.isnan(case.X).all(axis=1)
     labels = class_numbers(case.y, classes)
-    class_shares(labels, classes, out, releases_at({"class shares": noise}, source))
+    class_shares(
+        Examples(case.rows(), labels, out), classes, releases_at({"class shares": noise}, source)
+    )
 
 
 def class_numbers(y: np.ndarray, classes: int) -> np.ndarray:
@@ -580,8 +587,9 @@ def test_fits_of_neighbouring_tables_stay_within_the_sensitivity(seed):
             X = np.where(gone[:, None], np.inf, X).astype(X.dtype)
         targets = np.where(gone, np.nan, np.nan_to_num(y)) if regression else y
         problem = Problem(
-            case.loss, case.rows(X), targets, case.outputs, bool(seed % 2),
-            (low, high) if bounded else None, left_out=None if regression else gone,
+            case.loss, Examples(case.rows(X), targets, None if regression else gone), case.outputs,
+            bool(seed % 2),
+            (low, high) if bounded else None,
             class_weights="balanced" if balanced and not regression else None, squares=squares,
         )  # fmt: skip
         with quiet():

@@ -18,6 +18,7 @@ from scipy.sparse import csr_array
 import privagrad as pg
 from privagrad.estimators import _tables, search
 from privagrad.geometry.ellipsoid import PROJECTIONS
+from privagrad.glm.examples import Examples
 from privagrad.glm.losses import LOSSES
 from privagrad.linear import Choices, Problem, Solver, plan_fit, run_fit
 from privagrad.methods import METHODS, Setting
@@ -180,8 +181,9 @@ def test_fits_with_and_without_a_user_stay_within_the_sensitivity(seed):
             X = np.where(gone[:, None], np.inf, X).astype(X.dtype)
         targets = np.where(gone, np.nan, np.nan_to_num(table.y)) if regression else table.y
         problem = Problem(
-            case.loss, case.rows(X), targets, case.outputs, bool(seed % 2),
-            (low, high) if bounded else None, left_out=None if regression else gone,
+            case.loss, Examples(case.rows(X), targets, None if regression else gone), case.outputs,
+            bool(seed % 2),
+            (low, high) if bounded else None,
             class_weights="balanced" if balanced and not regression else None, squares=squares,
             users=Users.of(named, named.size).draw(np.random.default_rng(seed)),
         )  # fmt: skip

@@ -90,10 +90,7 @@ def nothing_is_clipped(patch: pytest.MonkeyPatch) -> None:
 
 
 def rows_are_drawn_twice_as_often(patch: pytest.MonkeyPatch) -> None:
-    exact = sampling.poisson_batches
-    patch.setattr(
-        sampling, "poisson_batches", lambda n, rate, count, rng: exact(n, 2 * rate, count, rng)
-    )
+    patch.setattr(sampling.Batches, "rate", property(lambda b: 2 * b.batch_size / b.n_examples))
 
 
 def half_the_rate_is_charged(patch: pytest.MonkeyPatch) -> None:

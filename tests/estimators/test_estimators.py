@@ -232,14 +232,14 @@ def test_the_report_lists_calibration_and_class_shares_where_they_are_released(
 
 def test_large_tables_are_sampled_at_the_rate_of_the_report(monkeypatch):
     seen = []
-    original = sampling.batches
+    original = sampling.Samples.of_step
 
     def recorded(*arguments):
-        for batch in original(*arguments):
-            seen.append(batch.size)
-            yield batch
+        batch = original(*arguments)
+        seen.append(batch.size)
+        return batch
 
-    monkeypatch.setattr(sampling, "batches", recorded)
+    monkeypatch.setattr(sampling.Samples, "of_step", recorded)
     X, signal = table(n=3000)
     model = pg.PrivateLogisticRegression(batch_size=300, random_state=0).fit(X, labels(signal))
     event = model.privacy_.events[-1]

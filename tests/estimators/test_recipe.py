@@ -9,6 +9,7 @@ from scipy.special import expit
 from sklearn.metrics import balanced_accuracy_score, log_loss
 
 import privagrad as pg
+from privagrad.glm.examples import Examples
 from privagrad.glm.losses import Loss
 from privagrad.glm.rows import as_rows
 from privagrad.linear import Choices, Problem, default_delta, plan_fit, run_fit
@@ -110,7 +111,7 @@ def test_public_weights_of_two_classes_are_the_ratio_of_the_loss(cls, weights):
     X, y, _ = logistic_table(3000)
     model = cls(2.0, class_weight=weights, random_state=4, steps=20).fit(X, y)
     loss = Loss(cls._loss.name, 0.25)
-    problem = Problem(loss, as_rows(X), 2.0 * y - 1)
+    problem = Problem(loss, Examples(as_rows(X), 2.0 * y - 1))
     plan = plan_fit(problem.facts, 2.0, default_delta(3000), Choices(steps=20))
     same = run_fit(problem, plan, plan.releases(random_source(4)), False)
     assert np.array_equal(model.coef_, same.coef)

@@ -9,6 +9,7 @@ from scipy.sparse import csr_array
 from sklearn.linear_model import LinearRegression
 
 import privagrad as pg
+from privagrad.glm.examples import Examples
 from privagrad.glm.rows import as_rows
 from privagrad.linear import BY_GRADIENTS, Choices, Problem, Solver, plan_fit, run_fit
 from privagrad.linear.least_squares import moments_are_better, shrunk_solution
@@ -79,10 +80,14 @@ def test_rows_without_a_target_are_not_learned_from():
     X, y = table()
     left_out = np.arange(y.size) % 4 == 0
     wrong = np.where(left_out, np.nan, y)
-    problem = Problem(BY_GRADIENTS, as_rows(X), wrong, left_out=left_out, squares="moments")
+    problem = Problem(BY_GRADIENTS, Examples(as_rows(X), wrong, left_out), squares="moments")
     plan = plan_fit(problem.facts, 4.0, 1e-5, Choices())
     found = [
-        run_fit(replace(problem, targets=targets), plan, plan.releases(random_source(0)))
+        run_fit(
+            replace(problem, examples=Examples(as_rows(X), targets, left_out)),
+            plan,
+            plan.releases(random_source(0)),
+        )
         for targets in (wrong, np.where(left_out, 1e9, y))
     ]
     assert np.array_equal(found[0].coef, found[1].coef)

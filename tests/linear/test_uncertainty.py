@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from scipy.special import expit
 
+from privagrad.glm.examples import Examples
 from privagrad.glm.losses import Loss
 from privagrad.glm.rows import as_rows
 from privagrad.linear import Choices, Problem, Solver, plan_fit, run_fit
@@ -180,7 +181,7 @@ def test_the_stated_noise_is_the_spread_of_repeated_fits(loss, choices):
     X, margins, rng = table()
     targets, outputs = targets_of(loss, margins, rng)
     squares: Solver | None = "moments" if choices is None else None
-    problem = Problem(loss, as_rows(X), targets, outputs, squares=squares)
+    problem = Problem(loss, Examples(as_rows(X), targets), outputs, squares=squares)
     asked = Choices() if choices is None else choices
     plan = plan_fit(problem.facts, 1.0, 1e-5, asked, evaluated=squares is None)
     fits = [run_fit(problem, plan, plan.releases(random_source(s)), False) for s in range(40)]
@@ -199,7 +200,8 @@ def test_the_stated_noise_is_the_spread_of_repeated_fits(loss, choices):
 
 def test_without_the_curvature_the_noise_of_all_steps_is_stated():
     X, margins, rng = table(2000)
-    problem = Problem(Loss("logistic"), as_rows(X), targets_of(Loss("logistic"), margins, rng)[0])
+    signs = targets_of(Loss("logistic"), margins, rng)[0]
+    problem = Problem(Loss("logistic"), Examples(as_rows(X), signs))
     stated = {}
     for curved in (True, False):
         # As if there were so many columns to begin with.
@@ -219,7 +221,7 @@ def test_without_the_curvature_the_noise_of_all_steps_is_stated():
 ])  # fmt: skip
 def test_the_curvature_is_released_where_it_is_affordable(n, columns, released):
     rows = as_rows(np.zeros((2, columns)))
-    facts = Problem(Loss("logistic"), rows, np.ones(2)).facts
+    facts = Problem(Loss("logistic"), Examples(rows, np.ones(2))).facts
     facts = replace(facts, n=n)
     assert (CURVATURE.purpose in plan_fit(facts, 1.0, 1e-8, Choices(), evaluated=True).privacy) == (
         released

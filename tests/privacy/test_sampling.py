@@ -1,10 +1,15 @@
+import pickle
+from itertools import pairwise
+
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from scipy import stats
 
 from privagrad.privacy.events import GaussianEvent
-from privagrad.privacy.noise import _secure_kind, random_source
-from privagrad.privacy.sampling import SAMPLINGS, batches
+from privagrad.privacy.noise import random_source
+from privagrad.privacy.sampling import SAMPLINGS, batches, samples_of
 from tests.statistics import FALSE_ALARM, rate_accepted
 
 SHAPES = [(1, 1), (2, 1), (7, 3), (10, 10), (1000, 5), (1000, 400), (1000, 900), (4097, 64)]
@@ -65,13 +70,64 @@ def test_the_rate_is_right_with_every_generator_of_numpy(sampling, bits):
         assert rate_accepted(sum(bool(np.any(batch == row)) for batch in drawn), steps, rate)
 
 
-@pytest.mark.parametrize("bits", [*GENERATORS[1:], lambda key: _secure_kind()(key=key)])
-def test_draws_are_the_generators_own_words(bits):
-    """Seeds keep the batches that they had when words were taken as they are."""
-    [batch] = batches("without_replacement", 2**16, 100, 1, np.random.Generator(bits(1)))
-    words = bits(1).random_raw(400)
-    draws = (words[:, None] >> (16 * np.arange(4, dtype=np.uint64))) & np.uint64(2**16 - 1)
-    assert list(batch) == list(dict.fromkeys(draws.ravel().tolist()))[:100]
+@settings(max_examples=40)
+@given(data=st.data(), sampling=st.sampled_from([*SAMPLINGS, "random_allocation", None]))
+def test_every_part_of_the_rows_can_draw_its_own(data, sampling):
+    """All parts together are the sample of the whole table, at any step and in any process."""
+    n = data.draw(st.integers(1, 400))
+    size, steps = data.draw(st.integers(1, n)), data.draw(st.integers(1, 30))
+    cuts = [0, *sorted(data.draw(st.lists(st.integers(0, n), max_size=4))), n]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("privagrad.privacy.sampling._BLOCK", data.draw(st.integers(7, 500)))
+        patch.setattr("privagrad.privacy.sampling._CHUNK", data.draw(st.integers(1, 900)))
+        samples = batches(sampling, n, size, steps, random_source(1).sampler)
+        elsewhere = pickle.loads(pickle.dumps(samples))
+        step = data.draw(st.integers(0, steps - 1))
+        parts = [elsewhere.of_step(step, low, high) for low, high in pairwise(cuts)]
+        for part, (low, high) in zip(parts, pairwise(cuts), strict=True):
+            assert ((part >= low) & (part < high)).all()
+        whole = samples.of_step(step)
+        assert np.array_equal(np.sort(np.concatenate(parts)), np.sort(whole))
+        assert np.array_equal(np.sort(list(samples)[step]), np.sort(whole))
+        if sampling in ("with_replacement", "without_replacement"):
+            assert whole.size == size
+    samples_of.cache_clear()
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS)
+def test_rows_of_different_blocks_are_as_likely_and_as_independent(sampling, monkeypatch):
+    """60 rows in 9 blocks of 7, of which the last one is short."""
+    monkeypatch.setattr("privagrad.privacy.sampling._BLOCK", 7)
+    n, size, steps = 60, 12, 20_000
+    drawn = draw(sampling, n, size, steps)
+    counts = np.zeros((steps, n))
+    for step, batch in enumerate(drawn):
+        np.add.at(counts[step], batch, 1)
+    assert stats.chisquare(counts.sum(axis=0)).pvalue > FALSE_ALARM
+    both = (counts[:, 3] > 0) & (counts[:, 50] > 0)
+    missed = {"poisson": (1 - size / n) ** 2, "with_replacement": (1 - 2 / n) ** size}
+    none = missed.get(sampling, (48 * 47) / (60 * 59))
+    rate = GaussianEvent(1.0, 1, sampling, n, size).rate
+    assert rate_accepted(int(both.sum()), steps, 2 * rate - 1 + none)
+
+
+def test_an_epoch_of_an_allocation_holds_every_row_once(monkeypatch):
+    monkeypatch.setattr("privagrad.privacy.sampling._BLOCK", 16)
+    monkeypatch.setattr("privagrad.privacy.sampling._CHUNK", 20)
+    n, period, epochs = 50, 7, 3000
+    drawn = draw("random_allocation", n, 7, period * epochs)
+    places = np.empty((epochs, n), dtype=np.int64)
+    for epoch in range(epochs):
+        steps = drawn[epoch * period : (epoch + 1) * period]
+        assert np.array_equal(np.sort(np.concatenate(steps)), np.arange(n))
+        for step, rows in enumerate(steps):
+            places[epoch, rows] = step
+    # Uniform, independent of other rows in the same block and in others, and of other epochs.
+    for row, other in ((0, 1), (3, 40), (49, 20)):
+        pairs = places[:, row] * period + places[:, other]
+        assert stats.chisquare(np.bincount(pairs, minlength=period**2)).pvalue > FALSE_ALARM
+    following = places[:-1, 5] * period + places[1:, 5]
+    assert stats.chisquare(np.bincount(following, minlength=period**2)).pvalue > FALSE_ALARM
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS)

@@ -1,6 +1,7 @@
 """What makes margins log-odds: from one release within its sensitivity, with its event's noise."""
 
 from contextlib import contextmanager
+from dataclasses import replace
 from fractions import Fraction
 
 import numpy as np
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from scipy.special import expit, softmax
 
+from privagrad.glm.examples import Examples
 from privagrad.glm.gradients import GlmGradients
 from privagrad.glm.losses import Loss
 from privagrad.glm.rows import as_rows
@@ -67,15 +69,20 @@ def asked(margins, labels, left_out=None, noise=1.0, seed=0):
     """Mechanism, units and release of the one query of a calibration."""
     with recorded() as made, np.errstate(all="ignore"):
         releases = releases_at({CALIBRATION.purpose: noise}, seed)
-        calibrate(*gradients_of(margins, labels), left_out, releases)
+        gradients, weights = gradients_of(margins, labels)
+        calibrate(replace(gradients, left_out=left_out), weights, releases)
     [one] = made
     return one
+
+
+def labelled(labels, left_out=None):
+    return Examples(as_rows(np.zeros((len(labels), 1))), np.asarray(labels, float), left_out)
 
 
 def asked_shares(labels, classes, left_out=None, noise=1.0, seed=0):
     with recorded() as made:
         releases = releases_at({CLASS_SHARES.purpose: noise}, seed)
-        class_shares(np.asarray(labels, float), classes, left_out, releases)
+        class_shares(labelled(labels, left_out), classes, releases)
     [one] = made
     return one
 
@@ -176,9 +183,9 @@ def test_a_query_is_one_release_of_its_plan(classes):
     rng = np.random.default_rng(0)
     margins, labels = rng.normal(0, 3, shape_of(50, classes)), rng.integers(0, classes, 50)
     releases = releases_of([CALIBRATION, CLASS_SHARES], 1.0, 1e-5)
-    calibrate(*gradients_of(margins, labels), None, releases)
+    calibrate(*gradients_of(margins, labels), releases)
     assert releases.made == {CALIBRATION.purpose: 1, CLASS_SHARES.purpose: 0}
-    class_shares(labels.astype(float), classes, None, releases)
+    class_shares(labelled(labels), classes, releases)
     assert releases.made == {CALIBRATION.purpose: 1, CLASS_SHARES.purpose: 1}
 
 
@@ -219,7 +226,7 @@ def stretched(factor, shift, n=20_000, ratio=1.0) -> tuple[GlmGradients, np.ndar
 def test_stretched_and_shifted_margins_are_brought_back(factor, shift, noise):
     for seed in range(3):
         releases = releases_at({CALIBRATION.purpose: noise}, seed)
-        found = calibrate(*stretched(factor, shift), None, releases)
+        found = calibrate(*stretched(factor, shift), releases)
         assert found.factor == pytest.approx(factor, rel=0.06)
         assert found.shifts == pytest.approx([shift], abs=0.08)
 
@@ -228,7 +235,7 @@ def test_stretched_and_shifted_margins_are_brought_back(factor, shift, noise):
 def test_weights_of_classes_move_the_log_odds(ratio):
     """Of rows that count with weights w_y, log-odds are larger by log(w_1/w_-1)."""
     table = stretched(0.8, np.log(ratio), 40_000, ratio)
-    found = calibrate(*table, None, releases_at({CALIBRATION.purpose: 1.0}))
+    found = calibrate(*table, releases_at({CALIBRATION.purpose: 1.0}))
     assert found.factor == pytest.approx(0.8, rel=0.1)
     assert found.shifts == pytest.approx([0.0], abs=0.15)
 
@@ -240,7 +247,7 @@ def test_stretched_margins_of_several_classes_are_brought_back(factor, classes):
     rng = np.random.default_rng(2)
     margins = rng.normal(0, 2, (20_000, classes))
     labels = (factor * margins + rng.gumbel(size=margins.shape)).argmax(axis=1)
-    found = calibrate(*gradients_of(margins, labels), None, releases_at({CALIBRATION.purpose: 1.0}))
+    found = calibrate(*gradients_of(margins, labels), releases_at({CALIBRATION.purpose: 1.0}))
     assert abs(np.log2(found.factor / factor)) <= 0.75
     assert found.shifts.tolist() == [0.0] * classes
 
@@ -252,14 +259,14 @@ def test_noise_that_hides_everything_leaves_the_usual_factor_and_no_shift(factor
     labels = (factor * margins + rng.gumbel(size=margins.shape)).argmax(axis=1)
     for seed in range(20):
         for table in (stretched(factor, 1.5, 5000), gradients_of(margins, labels)):
-            found = calibrate(*table, None, releases_at({CALIBRATION.purpose: LARGE}, seed))
+            found = calibrate(*table, releases_at({CALIBRATION.purpose: LARGE}, seed))
             assert found.factor == pytest.approx(USUAL, abs=0.05)
             assert found.shifts == pytest.approx(np.zeros(found.shifts.size), abs=0.05)
 
 
 def test_a_model_is_not_turned_around():
     """Margins of the wrong sign get a small factor, not a negative one."""
-    found = calibrate(*stretched(-1.0, 0.0), None, releases_at({CALIBRATION.purpose: 1.0}))
+    found = calibrate(*stretched(-1.0, 0.0), releases_at({CALIBRATION.purpose: 1.0}))
     assert 0 < found.factor < USUAL / 2
 
 
@@ -270,7 +277,7 @@ def test_strange_tables_give_finite_calibrations(labels, noise, margin):
     for classes in CLASSES:
         margins = np.full(shape_of(len(labels), classes), margin)
         table = gradients_of(margins, np.array(labels))
-        found = calibrate(*table, None, releases_at({CALIBRATION.purpose: noise}))
+        found = calibrate(*table, releases_at({CALIBRATION.purpose: noise}))
         assert np.isfinite([found.factor, *found.shifts]).all()
         assert found.factor > 0
 
@@ -278,11 +285,11 @@ def test_strange_tables_give_finite_calibrations(labels, noise, margin):
 def test_without_privacy_a_calibration_is_exact():
     """The slope of the likelihood at the answer is 0 up to its weak prior."""
     releases = Releases(NO_PRIVACY, random_source(0))
-    assert calibrate(*stretched(1.2, 0.5), None, releases).factor == pytest.approx(1.2, rel=0.05)
+    assert calibrate(*stretched(1.2, 0.5), releases).factor == pytest.approx(1.2, rel=0.05)
     labels = np.repeat([0.0, 1.0, 2.0], [10, 30, 60])
-    assert class_shares(labels, 3, None, releases).tolist() == [0.1, 0.3, 0.6]
+    assert class_shares(labelled(labels), 3, releases).tolist() == [0.1, 0.3, 0.6]
     out = labels == 2
-    assert class_shares(labels, 3, out, releases) == pytest.approx(
+    assert class_shares(labelled(labels, out), 3, releases) == pytest.approx(
         np.array([0.1, 0.3, 0.01]) / 0.41
     )
 
@@ -291,7 +298,7 @@ def test_without_privacy_a_calibration_is_exact():
 def test_class_shares_are_positive_and_as_exact_as_their_noise(noise):
     labels = np.repeat([0.0, 1.0, 2.0, 3.0], [5000, 4000, 990, 10])
     for seed in range(10):
-        found = class_shares(labels, 5, None, releases_at({CLASS_SHARES.purpose: noise}, seed))
+        found = class_shares(labelled(labels), 5, releases_at({CLASS_SHARES.purpose: noise}, seed))
         # Shares are divided by their sum, which has noise and raised shares in it.
         assert found == pytest.approx([0.5, 0.4, 0.099, 0.001, 0.0], abs=8 * noise / 10_000)
         assert found.sum() == pytest.approx(1)

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from scipy.sparse import csr_array
 from scipy.stats import binom
 
+from privagrad.glm import rows as table_rows
 from privagrad.glm.rows import as_rows
 from privagrad.privacy.accounting import PrivacyPlan
 from privagrad.privacy.events import GaussianEvent
@@ -49,8 +50,8 @@ def test_threads_share_the_rows_out_without_a_trace(kind, monkeypatch):
         return np.concatenate([ranges.scale, ranges.share, means, squares, [norm]])
 
     whole = answers()
-    monkeypatch.setattr(columns, "_SPLIT_FROM", 0)
-    monkeypatch.setattr(columns, "_ENTRIES_PER_SUM", 0)
+    monkeypatch.setattr(table_rows, "_SPLIT_FROM", 0)
+    monkeypatch.setattr(table_rows, "_ENTRIES_PER_SUM", 0)
     assert np.array_equal(answers(), whole)
 
 

@@ -2,13 +2,14 @@
 
 import json
 import re
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 
 import numpy as np
 import pytest
 from scipy.special import expit, softmax
 from sklearn.metrics import confusion_matrix, log_loss, mean_pinball_loss, roc_auc_score
 
+from privagrad.glm.examples import Examples
 from privagrad.glm.losses import Loss
 from privagrad.glm.rows import as_rows
 from privagrad.linear import Choices, Problem, plan_fit, run_fit
@@ -143,12 +144,26 @@ def test_one_row_is_a_vector_of_norm_at_most_one(name, rows):
         assert 0.3 < np.linalg.norm(added) <= 1 + 1e-6 or (not one.known.any() and not added.any())
 
 
+@dataclass(frozen=True)
+class Cells:
+    cells: np.ndarray
+
+    @property
+    def n(self):
+        return len(self.cells)
+
+    def add_to(self, total, add, *arguments):
+        total.add_by(add, self, *arguments)
+
+
 def test_histograms_add_rows_and_solve_for_them():
     rng = np.random.default_rng(1)
     cells = np.stack([rng.integers(0, shape.size, 500) for shape in SHAPES], axis=1)
     cells[::7] = -1
     releases = releases_at({"evaluation": EXACT})
-    found = release_histograms(SHAPES, cells, releases, "evaluation")
+    found = release_histograms(
+        SHAPES, Cells(cells), lambda rows: rows.cells, releases, "evaluation"
+    )
     for shape, counts, column in zip(SHAPES, found, cells.T, strict=True):
         exact = np.bincount(column[column >= 0], minlength=shape.size) / 500
         assert np.allclose(counts[0].ravel(), exact, atol=1e-7)
@@ -227,7 +242,7 @@ def test_evaluations_survive_json(name, rows):
 
 def test_the_evaluation_is_an_event_of_the_plan():
     y = Y
-    problem = Problem(Loss("logistic"), as_rows(X), y)
+    problem = Problem(Loss("logistic"), Examples(as_rows(X), y))
     plan = plan_fit(problem.facts, 2.0, 1e-4, Choices(steps=20), evaluated=True)
     assert [e.purpose for e in plan.privacy.events].count("evaluation") == 1
     assert plan.privacy.epsilon(1e-4) <= 2.0
@@ -244,20 +259,25 @@ def test_rows_without_a_target_teach_nothing():
     """Whatever the targets of rows that are left out, the model is the same."""
     y = Y
     out = np.arange(700) % 7 == 0
-    plan = plan_fit(Problem(Loss("logistic"), as_rows(X), y).facts, 2.0, 1e-4, Choices(steps=20))
+    plan = plan_fit(
+        Problem(Loss("logistic"), Examples(as_rows(X), y)).facts, 2.0, 1e-4, Choices(steps=20)
+    )
     one = run_fit(
-        Problem(Loss("logistic"), as_rows(X), y, left_out=out),
+        Problem(Loss("logistic"), Examples(as_rows(X), y, out)),
         plan,
         plan.releases(random_source(0)),
         False,
     )
     other = run_fit(
-        Problem(Loss("logistic"), as_rows(X), np.where(out, -y, y), left_out=out),
+        Problem(Loss("logistic"), Examples(as_rows(X), np.where(out, -y, y), out)),
         plan, plan.releases(random_source(0)), False,
     )  # fmt: skip
     assert np.array_equal(one.coef, other.coef)
     all_in = run_fit(
-        Problem(Loss("logistic"), as_rows(X), y), plan, plan.releases(random_source(0)), False
+        Problem(Loss("logistic"), Examples(as_rows(X), y)),
+        plan,
+        plan.releases(random_source(0)),
+        False,
     )
     assert not np.allclose(one.coef, all_in.coef)
 
@@ -273,7 +293,7 @@ def test_columns_in_all_units_are_learned():
     rows = rng.standard_normal((n, 4)) * [1, 100, 0.01, 5]
     weights = np.array([1.5, 0.01, -150.0, 0.2])
     y = np.where(rng.random(n) < expit(rows @ weights), 1.0, -1.0)
-    problem = Problem(Loss("logistic"), as_rows(rows), y)
+    problem = Problem(Loss("logistic"), Examples(as_rows(rows), y))
     plan = plan_fit(problem.facts, 2.0, 1e-5, Choices(), evaluated=True)
     model = run_fit(problem, plan, plan.releases(random_source(3)), False)
     best = (np.sign(rows @ weights) == y).mean()
@@ -290,8 +310,9 @@ def test_the_noise_of_coefficients_is_of_the_right_size(calibrated, monkeypatch)
     weights = np.array([1.0, 0.02, -1.0, 0.0, 1.0])
     y = np.where(rng.random(n) < expit(rows @ weights), 1.0, -1.0)
     low = np.array([-5.0, -150.0, 0, 0, 0])
-    problem = Problem(Loss("logistic"), as_rows(rows), y, bounds=(low, np.maximum(-low, 1.0)),
-                      groups=((2, 5),))  # fmt: skip
+    bounds = low, np.maximum(-low, 1.0)
+    examples = Examples(as_rows(rows), y)
+    problem = Problem(Loss("logistic"), examples, bounds=bounds, groups=((2, 5),))
     if not calibrated:
         monkeypatch.setattr("privagrad.linear.fit.calibrate", leave_margins)
     plan = plan_fit(problem.facts, 1.0, 1e-5, Choices(steps=100), evaluated=True)
@@ -308,7 +329,9 @@ def test_public_limits_bound_the_units():
     rng = np.random.default_rng(4)
     rows = np.column_stack([rng.standard_normal((400, 3)), rng.random((400, 12)) < 0.01])
     limits = np.array([np.inf] * 3 + [1.0] * 12)
-    problem = Problem(Loss("logistic"), as_rows(rows * 1.0), np.sign(rows[:, 0]), limits=limits)
+    problem = Problem(
+        Loss("logistic"), Examples(as_rows(rows * 1.0), np.sign(rows[:, 0])), limits=limits
+    )
     plan = plan_fit(problem.facts, 0.5, 1e-5, Choices(steps=10), evaluated=True)
 
     def trace_of(problem, seed):
@@ -326,7 +349,7 @@ def test_public_limits_bound_the_units():
 
 
 def test_the_plan_pays_for_what_comes_before_it():
-    problem = Problem(Loss("logistic"), as_rows(X), Y)
+    problem = Problem(Loss("logistic"), Examples(as_rows(X), Y))
     before = GaussianEvent(9.0, purpose="categories", leak=1e-6)
     plan = plan_fit(problem.facts, 1.0, 1e-4, Choices(steps=10), [before])
     assert before in plan.privacy.events
@@ -340,7 +363,7 @@ def test_probabilities_of_a_fit_are_right(monkeypatch):
     rows = rng.standard_normal((n, 4)) * [1, 100, 0.01, 5]
     chance = expit(rows @ np.array([1.0, 0.005, -50.0, 0.1]))
     y = np.where(rng.random(n) < chance, 1.0, -1.0)
-    problem = Problem(Loss("logistic"), as_rows(rows), y)
+    problem = Problem(Loss("logistic"), Examples(as_rows(rows), y))
     plan, losses = plan_fit(problem.facts, 2.0, 1e-5, Choices(), evaluated=True), {}
     for calibrated in (True, False):
         if not calibrated:

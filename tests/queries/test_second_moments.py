@@ -9,11 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.sparse import csr_array
 
+from privagrad.glm.examples import Examples
 from privagrad.glm.rows import as_rows
 from privagrad.privacy.mechanism import GaussianSum
 from privagrad.queries import second_moments
 from privagrad.queries.second_moments import (
     PURPOSE,
+    Factors,
     exact_second_moments,
     private_second_moments,
 )
@@ -42,7 +44,7 @@ def handed(X, y, radius, noise, layout=np.asarray):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(second_moments, "GaussianSum", Recorded)
         releases = releases_at({PURPOSE: noise})
-        private_second_moments(as_rows(layout(X)), y, radius, releases)
+        private_second_moments(Examples(as_rows(layout(X)), y), radius, releases)
     return made[0]
 
 
@@ -80,13 +82,17 @@ def test_a_row_at_the_bound_moves_it_by_one():
 @pytest.mark.parametrize("radius", [100.0, 1.5])
 def test_without_much_noise_it_is_the_mean_of_outer_products(layout, radius):
     X, y = table()
-    found = private_second_moments(as_rows(layout(X)), y, radius, releases_at({PURPOSE: 1e-6}))
+    found = private_second_moments(
+        Examples(as_rows(layout(X)), y), radius, releases_at({PURPOSE: 1e-6})
+    )
     V = np.column_stack([X, y])
     V *= np.minimum(1, radius / np.linalg.norm(V, axis=1))[:, None]
     assert found.matrix == pytest.approx(V.T @ V / 400, abs=1e-4)
     assert np.array_equal(found.matrix, found.matrix.T)
-    alone = private_second_moments(as_rows(X), y[:0], 1e3, releases_at({PURPOSE: 1e-8}))
-    assert alone.matrix == pytest.approx(X.T @ X / 400, abs=1e-4)
+    factors = Factors(lambda examples: np.full((400, 1, 1), 0.5), (), 1)
+    rows = Examples(as_rows(X), y)
+    alone = private_second_moments(rows, 1e3, releases_at({PURPOSE: 1e-8}), PURPOSE, factors)
+    assert alone.matrix == pytest.approx(0.5 * X.T @ X / 400, abs=1e-4)
 
 
 @pytest.mark.parametrize("layout", [np.asarray, csr_array])
@@ -101,19 +107,23 @@ def test_rows_and_targets_that_are_not_finite_add_nothing():
     zeros, wrong, missing = X.copy(), X.copy(), y.copy()
     zeros[[3, 8]], wrong[3, 1], missing[8] = 0.0, np.nan, np.inf
     less = np.where(np.isin(np.arange(400), (3, 8)), 0.0, y)
-    first = private_second_moments(as_rows(wrong), missing, 3.0, releases_at({PURPOSE: 1.0}))
-    second = private_second_moments(as_rows(zeros), less, 3.0, releases_at({PURPOSE: 1.0}))
+    first = private_second_moments(
+        Examples(as_rows(wrong), missing), 3.0, releases_at({PURPOSE: 1.0})
+    )
+    second = private_second_moments(
+        Examples(as_rows(zeros), less), 3.0, releases_at({PURPOSE: 1.0})
+    )
     assert np.array_equal(first.matrix, second.matrix)
 
 
 def test_the_noise_is_as_stated():
     """On the diagonal and off it, and as the mechanism needs; false alarm 1e-7 each."""
-    rows, radius, z = as_rows(np.zeros((50, 40))), 3.0, 7.0
-    found = private_second_moments(rows, np.zeros(50), radius, releases_at({PURPOSE: z}))
+    rows, radius, z = Examples(as_rows(np.zeros((50, 40))), np.zeros(50)), 3.0, 7.0
+    found = private_second_moments(rows, radius, releases_at({PURPOSE: z}))
     assert found.noise == pytest.approx(z * radius**2 / (math.sqrt(2) * 50))
     assert_scale(found.matrix[np.triu_indices(41, 1)], found.noise)
     many = [
-        np.diag(private_second_moments(rows, np.zeros(50), radius, releases_at({PURPOSE: z}, s))
+        np.diag(private_second_moments(rows, radius, releases_at({PURPOSE: z}, s))
                 .matrix)
         for s in range(20)
     ]  # fmt: skip
@@ -124,10 +134,10 @@ def test_the_noise_is_as_stated():
 def test_threads_share_the_rows_out_without_a_trace(layout, monkeypatch):
     X, y = table(97)
     X[11, 2] = np.nan
-    rows = as_rows(layout(X))
+    rows = Examples(as_rows(layout(X)), y)
 
     def answer():
-        return private_second_moments(rows, y, 2.0, releases_at({PURPOSE: 0.3})).matrix
+        return private_second_moments(rows, 2.0, releases_at({PURPOSE: 0.3})).matrix
 
     whole = answer()
     monkeypatch.setattr(second_moments, "_SPLIT_FROM", 0)
@@ -137,4 +147,4 @@ def test_threads_share_the_rows_out_without_a_trace(layout, monkeypatch):
 def test_a_plan_without_the_event_refuses_it():
     X, y = table()
     with pytest.raises(RuntimeError, match="second moments"):
-        private_second_moments(as_rows(X), y, 1.0, releases_at({"moments": 1.0}))
+        private_second_moments(Examples(as_rows(X), y), 1.0, releases_at({"moments": 1.0}))

@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 from privagrad._internal.validate import Vector
 from privagrad.data.tables import Table
 from privagrad.fitting.settings import FitSettings
+from privagrad.glm.examples import Examples
 from privagrad.glm.rows import as_rows
 from privagrad.linear import Bounds, Problem, PublicFacts
 from privagrad.privacy.events import Unit
@@ -58,13 +59,11 @@ def pose(
             loss, outputs = loss.multiclass_twin, len(target.categories)
     return Problem(
         loss,
-        as_rows(table.rows()),
-        targets,
+        Examples(as_rows(table.rows()), targets, left_out if left_out.any() else None),
         outputs,
         settings.intercept,
         encoding.bounds,
         target_bounds,
-        left_out if left_out.any() else None,
         encoding.groups,
         encoding.limits,
         encoding.blanks,

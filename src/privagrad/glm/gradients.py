@@ -2,43 +2,73 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from privagrad._internal.threads import add_parts
 from privagrad._internal.validate import Vector
-from privagrad.geometry.ellipsoid import Projection
+from privagrad.geometry.ellipsoid import Ellipsoid, Projection
 from privagrad.glm import kernels
+from privagrad.glm.examples import Examples, PartitionedExamples
 from privagrad.glm.losses import Loss
 from privagrad.glm.rows import DenseRows, SparseRows, as_targets
 from privagrad.privacy.bounded import Adds, BoundedSum
-from privagrad.privacy.sampling import Rows
+from privagrad.privacy.sampling import Rows, Samples
 
 _MODES = {
     "radial": kernels.BY_GRADIENT,
     "euclidean": kernels.BY_GRADIENT,
     "rows": kernels.BY_ROWS,
 }
+Shape = tuple[int, Vector, Vector | None]
+"""How gradients are bounded, the whitening, and the scale where they are projected onto it."""
+
 _PARTS, _SPLIT_FROM, _SPLIT_PLAIN_FROM = 4, 500_000, 1_000_000
 """Into how many parts a batch is cut for threads, and from how many entries on. Bounded sums are
 exact, whatever the cut. Plain ones depend on it, so that they are cut by the work alone."""
+
+
+def shape_of(ellipsoid: Ellipsoid, projection: Projection) -> Shape:
+    """The shape that gradients are bounded to."""
+    scale = ellipsoid.scale if projection == "euclidean" else None
+    return _MODES[projection], ellipsoid.whitening, scale
+
+
+class LinearGradients(Protocol):
+    """Gradients of a generalized linear model, wherever its rows are."""
+
+    @property
+    def loss(self) -> Loss:
+        """The loss."""
+
+    @property
+    def outputs(self) -> int:
+        """The number of classes, or 1."""
+
+    @property
+    def examples(self) -> Examples | PartitionedExamples:
+        """The rows and targets."""
 
 
 @dataclass(frozen=True)
 class GlmGradients:
     """Gradients of a GLM loss over the rows of a table, bounded and summed batch by batch.
 
-    With several `outputs`, one per class, x holds the weights of one class after the other.
+    With several `outputs`, one per class, x holds the weights of one class after the other. Rows
+    that are `left_out` have no target: they are rows of zeros.
     """
 
     loss: Loss
     rows: DenseRows | SparseRows
     targets: Vector
     outputs: int = 1
+    left_out: NDArray[np.bool_] | None = None
 
     def __post_init__(self) -> None:
         self.loss.check_targets(self.targets, self.rows.shape[0], self.outputs)
@@ -57,9 +87,18 @@ class GlmGradients:
     def n_examples(self) -> int:
         return self.rows.shape[0]
 
+    @cached_property
+    def examples(self) -> Examples:
+        return Examples(self.rows, self.targets, self.left_out)
+
     def take(self, rows: Rows) -> GlmGradients:
         """The gradients of some rows."""
-        return replace(self, rows=self.rows.take(rows), targets=self.targets[rows])
+        some = self.examples.take(rows)
+        return replace(self, rows=some.rows, targets=some.targets, left_out=some.left_out)
+
+    def draw(self, samples: Samples) -> Iterator[Rows]:
+        """The rows of every step of a run."""
+        return iter(samples)
 
     def slack(self, batch_size: float) -> float:
         """What a row can move beyond its own vector: nothing, every row is computed by itself."""
@@ -115,9 +154,7 @@ class GlmGradients:
         """
         if total.ellipsoid is None:
             raise ValueError("Expected a sum in the coordinates of an ellipsoid, found none.")
-        scale = total.ellipsoid.scale if projection == "euclidean" else None
-        shape = (_MODES[projection], total.ellipsoid.whitening, scale)
-        total.add_by(self._add, x, batch, shape, pool)
+        total.add_by(self.add_units, x, batch, shape_of(total.ellipsoid, projection), pool)
 
     def add_plain(
         self, total: Vector, x: Vector, batch: Rows, pool: Executor | None = None
@@ -126,18 +163,22 @@ class GlmGradients:
 
         It returns 0 and how many gradients were left out because they are not finite.
         """
-        return self._add(total, 1.0, 1.0, x, batch, (kernels.UNBOUNDED, x, None), pool)
+        return self.add_units(total, 1.0, 1.0, x, batch, (kernels.UNBOUNDED, x, None), pool)
 
-    def _add(
+    def add_units(
         self,
         total: Vector,
         per_unit: float,
         limit: float,
         x: Vector,
         batch: Rows,
-        shape: tuple[int, Vector, Vector | None],
+        shape: Shape,
         pool: Executor | None,
     ) -> tuple[int, int]:
+        """Add the batch's gradients in units, each bounded to this shape and within the limit.
+
+        It returns how many were shrunk, and how many left out because they are not finite.
+        """
         if not total.size == x.size == self.dim:
             raise ValueError(
                 f"Expected a point and a sum of {self.dim} coordinates, found {x.size} and "

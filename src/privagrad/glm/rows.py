@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from tempfile import TemporaryFile
 from typing import Any
 
@@ -12,13 +13,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from privagrad._internal.jit import kernel
+from privagrad._internal.threads import add_parts, pool_of
 from privagrad._internal.validate import Integers, Vector
 from privagrad.glm.kernels import FlatRows, add_dense, add_sparse, all_margins
 from privagrad.glm.standardize import centre_dense, standardize_csr, standardize_dense
-from privagrad.privacy.bounded import Adds
+from privagrad.privacy.bounded import Adds, BoundedSum
 
 _FLOATS = (np.dtype(np.float32), np.dtype(np.float64))
 _LARGE = 2**30
+_PARTS, _SPLIT_FROM, _ENTRIES_PER_SUM = 4, 1_000_000, 8
+"""Into how many parts rows are cut for threads, and from how many entries on: in all, and for each
+of the sums, which every part has for itself."""
+
 _quiet = np.errstate(over="ignore", invalid="ignore")
 """A warning of an overflow would reveal a private row; the kernels leave such rows out."""
 
@@ -42,6 +48,10 @@ class DenseRows:
         return self.array.shape[0], self.array.shape[1]
 
     @property
+    def sparse(self) -> bool:
+        return False
+
+    @property
     def matrix(self) -> Any:
         """All rows, as something with products."""
         return self.array
@@ -53,9 +63,15 @@ class DenseRows:
         starts = np.arange(0, n * dim + 1, dim)
         return FlatRows(self.array.reshape(-1), np.arange(dim), starts, True)
 
-    def parts(self) -> tuple[FlatRows]:
-        """All rows, in one part."""
-        return (self.flat,)
+    def add_to(self, total: BoundedSum, add: Adds, *arguments: Any) -> None:
+        """Let ``add(units, per_unit, limit, table, *arguments)`` bound and add all rows."""
+        total.add_by(self.add, add, arguments)
+
+    def add(
+        self, units: Vector, per_unit: float, limit: float, add: Adds, arguments: tuple[Any, ...]
+    ) -> tuple[int, int]:
+        """What `add` adds of all rows. Sums are exact, so that threads may share the rows out."""
+        return _add_by_threads(units, per_unit, limit, add, self.flat, arguments)
 
     def margins(self, x: Vector) -> Vector:
         """⟨a_i, x⟩ of every row; for x of shape (d, k) of shape (n, k)."""
@@ -66,6 +82,10 @@ class DenseRows:
         moved = scratch((self.shape[0], columns.size), np.result_type(self.array, centre))
         centre_dense(self.array, columns, centre, moved)
         return DenseRows(moved)
+
+    def sides(self) -> DenseRows:
+        """Positive entries, and beside them the sizes of negative ones."""
+        return DenseRows(np.hstack([np.maximum(self.array, 0.0), np.maximum(-self.array, 0.0)]))
 
     @_quiet
     def standardized(self, centre: Vector, unit: Vector, constant: bool) -> DenseRows:
@@ -111,6 +131,10 @@ class SparseRows:
         return self.indptr.size - 1, self.dim
 
     @property
+    def sparse(self) -> bool:
+        return True
+
+    @property
     def flat(self) -> FlatRows:
         """The rows as the kernels read them."""
         return FlatRows(self.data, self.indices, self.indptr, False)
@@ -126,9 +150,15 @@ class SparseRows:
 
         return csr_array((self.data, self.indices, self.indptr), shape=self.shape)
 
-    def parts(self) -> tuple[FlatRows]:
-        """All rows, in one part."""
-        return (self.flat,)
+    def add_to(self, total: BoundedSum, add: Adds, *arguments: Any) -> None:
+        """Let ``add(units, per_unit, limit, table, *arguments)`` bound and add all rows."""
+        total.add_by(self.add, add, arguments)
+
+    def add(
+        self, units: Vector, per_unit: float, limit: float, add: Adds, arguments: tuple[Any, ...]
+    ) -> tuple[int, int]:
+        """What `add` adds of all rows. Sums are exact, so that threads may share the rows out."""
+        return _add_by_threads(units, per_unit, limit, add, self.flat, arguments)
 
     def margins(self, x: Vector) -> Vector:
         """⟨a_i, x⟩ of every row; for x of shape (d, k) of shape (n, k)."""
@@ -171,6 +201,23 @@ class SparseRows:
     def kernel(self) -> tuple[Adds, tuple[NDArray[Any], ...]]:
         """The kernel that adds gradients, and the table as it reads it."""
         return add_sparse, (self.data, self.indices, self.indptr)
+
+
+def _add_by_threads(
+    units: Vector, per_unit: float, limit: float, add: Adds, table: FlatRows,
+    arguments: tuple[Any, ...],
+) -> tuple[int, int]:  # fmt: skip
+    data, indices, starts, dense = table
+    if starts[-1] - starts[0] < max(_SPLIT_FROM, _ENTRIES_PER_SUM * units.size):
+        return add(units, per_unit, limit, table, *arguments)
+
+    def add_part(partial: Vector, edges: tuple[int, int]) -> tuple[int, int]:
+        rows = FlatRows(data, indices, starts[edges[0] : edges[1] + 1], dense)
+        return add(partial, per_unit, limit, rows, *arguments)
+
+    edges = np.linspace(0, starts.size - 1, _PARTS + 1).astype(int).tolist()
+    with pool_of() as pool:
+        return add_parts(units, add_part, pairwise(edges), pool)
 
 
 def _are_all(rows: Integers, count: int) -> bool:

@@ -11,9 +11,11 @@ from numpy.typing import NDArray
 from privagrad._internal.validate import Integers, Vector
 from privagrad.geometry.domains import WholeSpace
 from privagrad.geometry.ellipsoid import Ellipsoid
-from privagrad.glm.gradients import GlmGradients
+from privagrad.glm.examples import Examples, PartitionedExamples, in_memory, targets_as_rows
+from privagrad.glm.gradients import GlmGradients, LinearGradients
 from privagrad.glm.losses import Loss
-from privagrad.glm.rows import DenseRows, SparseRows
+from privagrad.glm.partitioned import PartitionedGradients
+from privagrad.glm.rows import DenseRows
 from privagrad.linear import recipe
 from privagrad.linear.least_squares import fit_squares
 from privagrad.linear.plan import Plan
@@ -34,9 +36,9 @@ from privagrad.privacy.accounting import PrivacyReport
 from privagrad.privacy.releases import Releases
 from privagrad.queries import moments
 from privagrad.queries.calibration import Calibration, calibrate, class_shares
-from privagrad.queries.columns import Share, private_norm
+from privagrad.queries.columns import FeatureTable, Share, private_norm
 from privagrad.queries.curvature import CURVATURE, private_curvature
-from privagrad.queries.evaluation import EVALUATION, Predicted, evaluate
+from privagrad.queries.evaluation import EVALUATION, PredictedExamples, evaluate
 from privagrad.queries.figures import Evaluation
 from privagrad.queries.moments import ColumnQueries, Columns
 
@@ -96,7 +98,7 @@ class _Standardized:
     `gradients` are of the rows that queries see, `trained` of all rows, averaged over each user's.
     """
 
-    gradients: GlmGradients
+    gradients: GlmGradients | PartitionedGradients
     trained: Gradients
     columns: Columns
     centre: float
@@ -105,7 +107,7 @@ class _Standardized:
     @property
     def row_norm(self) -> float:
         """The root mean square of the rows' norms, as far as the moments tell."""
-        constant = self.gradients.rows.shape[1] - self.columns.unit.size
+        constant = self.gradients.examples.shape[1] - self.columns.unit.size
         return math.sqrt(max(float(self.columns.moments.sum()) + constant, 1.0))
 
     def original(self, weights: Vector) -> tuple[NDArray[np.float64], Vector]:
@@ -130,7 +132,7 @@ def run_fit(
     task = _standardize(weighted, problem, releases, evenness)
     dim, norm, ellipsoid, noise = problem.facts.dim, task.row_norm, None, 0.0
     if not plan.privacy.unprotected:
-        scale = np.ones(task.gradients.rows.shape[1])
+        scale = np.ones(task.gradients.examples.shape[1])
         norm = private_norm(task.gradients.rows, scale, releases, moments.NORMS.purpose, guess=norm)
     if plan.from_moments or (problem.squares and plan.privacy.unprotected):
         return _from_moments(problem, task, norm, releases)
@@ -171,10 +173,10 @@ def _from_moments(
     problem: Problem, task: _Standardized, norm: float, releases: Releases
 ) -> LinearModel:
     """The model of least squares from second moments."""
-    gradients, users = task.gradients, None
+    examples, users = task.gradients.examples, None
     if isinstance(task.trained, UserGradients) and isinstance(task.trained.rows, GlmGradients):
-        gradients, users = task.trained.rows, task.trained.users
-    weights, covariance = fit_squares(gradients.rows, gradients.targets, norm, releases, users)
+        examples, users = task.trained.rows.examples, task.trained.users
+    weights, covariance = fit_squares(examples, norm, releases, users)
     trace = _trace(problem, task, weights, None, 1.0, releases)
     spread = coefficient_noise(covariance, weights[None], task.columns, task.unit)
     return LinearModel(*task.original(weights), task.unit, releases.report(), trace, spread)
@@ -214,9 +216,7 @@ def _class_weights(problem: Problem, releases: Releases) -> Vector | None:
     if given is None:
         return None
     if isinstance(given, str):
-        classes = max(problem.outputs, 2)
-        labels = problem.targets if problem.outputs > 1 else (problem.targets + 1) / 2
-        shares = class_shares(labels, classes, problem.left_out, releases)
+        shares = class_shares(problem.examples, max(problem.outputs, 2), releases)
         given = 1 / np.maximum(shares, shares.max() / _LARGEST_WEIGHT)
     return np.asarray(np.maximum(given / given.max(), 1 / _LARGEST_RATIO))
 
@@ -230,7 +230,7 @@ def _weighted(problem: Problem, weights: Vector | None) -> Problem:
 
 
 def _calibration(
-    problem: Problem, gradients: GlmGradients, weights: Vector, classes: Vector | None,
+    problem: Problem, gradients: LinearGradients, weights: Vector, classes: Vector | None,
     releases: Releases,
 ) -> Calibration:  # fmt: skip
     """The factor and the shifts that make margins log-odds, and count the weights of classes."""
@@ -238,7 +238,7 @@ def _calibration(
     # Without bounds on gradients, margins of a likelihood are log-odds.
     if not problem.calibrated or (releases.plan.unprotected and not shifted):
         return Calibration(1.0, np.zeros(problem.outputs))
-    found = calibrate(gradients, weights, problem.left_out, releases)
+    found = calibrate(gradients, weights, releases)
     shifts = found.shifts if classes is None or not shifted else found.shifts + np.log(classes)
     if problem.loss.name in ("logistic", "softmax"):
         return replace(found, shifts=shifts)
@@ -253,12 +253,10 @@ def _moved(problem: Problem, weights: Vector, shifts: Vector) -> Vector:
     return matrix.ravel()
 
 
-def _predicted(problem: Problem, task: _Standardized, weights: Vector) -> Predicted:
+def _predicted(problem: Problem, task: _Standardized, weights: Vector) -> PredictedExamples:
     """The rows with what the model predicts, to be evaluated."""
-    points = weights if problem.outputs == 1 else weights.reshape(problem.outputs, -1).T
-    margins = task.gradients.rows.margins(points)
-    scale = task.centre, task.unit
-    return Predicted.of(problem.loss, margins, task.gradients.targets, problem.left_out, scale)
+    examples, scale = task.gradients.examples, (task.centre, task.unit)
+    return PredictedExamples(examples, problem.loss, problem.outputs, weights, scale)
 
 
 def _standardize(
@@ -267,31 +265,43 @@ def _standardize(
     """Learn columns and target from what queries see, and bring all rows into their units."""
     columns = _columns(asked, releases, evenness)
     centre, unit = _target(asked, releases)
-    gradients = _in_units(problem, columns, centre, unit)
+    target = (centre, unit) if problem.loss.regression else None
+    given = columns.centre, columns.unit, problem.intercept
+    examples = problem.examples.mapped(_in_units, *given, target).kept()
+    if isinstance(examples, PartitionedExamples):
+        parts = PartitionedGradients(problem.loss, examples, problem.outputs)
+        return _Standardized(parts, parts, columns, centre, unit)
+    gradients = GlmGradients(
+        problem.loss, examples.rows, examples.targets, problem.outputs, examples.left_out
+    )
     if problem.users is None:
         return _Standardized(gradients, gradients, columns, centre, unit)
     trained = UserGradients(gradients, problem.users)
     return _Standardized(gradients.take(problem.users.chosen), trained, columns, centre, unit)
 
 
-def _in_units(problem: Problem, columns: Columns, centre: float, unit: float) -> GlmGradients:
-    """The gradients of all rows in these units."""
-    targets = problem.targets
-    if problem.loss.regression:
+def _in_units(
+    examples: Examples, centre: Vector, unit: Vector, intercept: bool,
+    target: tuple[float, float] | None,
+) -> Examples:  # fmt: skip
+    """Rows, and numbers as targets, in these units; rows that are left out become zeros."""
+    targets, left_out = examples.targets, examples.left_out
+    if target is not None:
         with np.errstate(over="ignore"):  # a warning would tell of a private target
-            targets = (targets - centre) / unit
-    table = problem.rows.standardized(columns.centre, columns.unit, problem.intercept)
-    if problem.left_out is not None:
-        table = table.without(problem.left_out)
-        targets = np.where(problem.left_out, 0.0, targets)
-    return GlmGradients(problem.loss, table, targets, problem.outputs)
+            targets = (targets - target[0]) / target[1]
+    table = examples.rows.standardized(centre, unit, intercept)
+    if left_out is not None:
+        table = table.without(left_out)
+        targets = np.where(left_out, 0.0, targets)
+    return Examples(table, targets, left_out)
 
 
 def _columns(problem: Problem, releases: Releases, evenness: float) -> Columns:
     """Centres, units and moments of the columns."""
-    rows, asked = problem.rows, problem.facts.column_queries
+    rows, asked = problem.examples.rows, problem.facts.column_queries
     if releases.plan.unprotected:
-        return moments.known_columns(rows, problem.intercept, blanks=problem.blanks)
+        known = in_memory(problem.examples, "epsilon=inf").rows
+        return moments.known_columns(known, problem.intercept, blanks=problem.blanks)
     if not isinstance(asked, ColumnQueries):
         return _learned(
             rows, asked, problem.bounds, releases, problem.intercept, blanks=problem.blanks
@@ -306,15 +316,12 @@ def _target(problem: Problem, releases: Releases) -> tuple[float, float]:
     asked = problem.facts.target_queries
     if asked is None:
         return 0.0, 1.0
-    targets = problem.targets.reshape(-1, 1)
-    if releases.plan.unprotected:
-        known = targets if problem.left_out is None else targets[~problem.left_out]
+    # Unknown targets are NaN, and what is not finite adds nothing to a query.
+    column = problem.examples.mapped(targets_as_rows).rows
+    if isinstance(column, DenseRows) and releases.plan.unprotected:
+        known = column.array[~np.isnan(column.array[:, 0])]
         found = moments.known_columns(DenseRows(known), always=True)
     else:
-        # What is not finite adds nothing to a query.
-        if problem.left_out is not None:
-            targets = np.where(problem.left_out[:, None], np.nan, targets)
-        column = DenseRows(targets)
         found = _learned(column, asked, problem.target_bounds, releases, always=True)
     if not found.found:
         return 0.0, _NO_UNIT
@@ -322,7 +329,7 @@ def _target(problem: Problem, releases: Releases) -> tuple[float, float]:
 
 
 def _learned(
-    rows: DenseRows | SparseRows,
+    rows: FeatureTable,
     asked: ColumnQueries | Share,
     bounds: Bounds | None,
     releases: Releases,

@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from privagrad._internal.validate import Vector
+from privagrad.glm.examples import Examples, PartitionedExamples, in_memory
 from privagrad.glm.losses import Loss
-from privagrad.glm.rows import DenseRows, SparseRows
 from privagrad.linear.uncertainty import solution_covariance
 from privagrad.privacy.releases import Releases
 from privagrad.privacy.users import UserRows
@@ -44,8 +44,7 @@ def moments_are_better(n: int, dim: int, noise_multiplier: float) -> bool:
 
 
 def fit_squares(
-    rows: DenseRows | SparseRows,
-    targets: Vector,
+    examples: Examples | PartitionedExamples,
     norm: float,
     releases: Releases,
     users: UserRows | None = None,
@@ -56,10 +55,8 @@ def fit_squares(
 
     Parameters
     ----------
-    rows : DenseRows or SparseRows
-        Standardised rows, with a column of ones where there is an intercept.
-    targets : array of shape (n,)
-        Standardised targets.
+    examples : Examples or PartitionedExamples
+        Standardised rows, with a column of ones where there is an intercept, and targets.
     norm : float
         The median norm of the rows, from an earlier release.
     releases : Releases
@@ -68,13 +65,15 @@ def fit_squares(
         Whose rows they are: each user then counts once, by the average over the user's rows.
     """
     if releases.plan.unprotected:
-        exact = _solved(exact_second_moments(rows.matrix, targets, users))
+        known = in_memory(examples, "epsilon=inf")
+        exact = _solved(exact_second_moments(known.rows.matrix, known.targets, users))
         return exact, np.zeros((exact.size, exact.size))
-    n = rows.shape[0] if users is None else users.count
-    noise = releases.plan.noise_multiplier * rows.shape[1] / n
+    n, columns = examples.shape
+    n = n if users is None else users.count
+    noise = releases.plan.noise_multiplier * columns / n
     factor = max(_LEAST_RADIUS, _RADIUS * math.sqrt(min(1.0, _SMALL / noise)))
     radius = factor * math.hypot(norm, 1.0)
-    found = private_second_moments(rows, targets, radius, releases, users=users)
+    found = private_second_moments(examples, radius, releases, users=users)
     return shrunk_solution(found)
 
 

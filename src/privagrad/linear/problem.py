@@ -6,11 +6,10 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from privagrad._internal.validate import Integers, Vector
+from privagrad.glm.examples import Examples, PartitionedExamples, in_memory
 from privagrad.glm.losses import Loss
-from privagrad.glm.rows import DenseRows, SparseRows
 from privagrad.linear.least_squares import Solver
 from privagrad.linear.plan import PublicFacts
 from privagrad.privacy.users import UserRows
@@ -26,18 +25,15 @@ class Problem:
     ----------
     loss : Loss
         What is minimised.
-    rows : DenseRows or SparseRows
-        The features.
-    targets : array of shape (n,)
-        Numbers, signs or class numbers, as the loss needs them.
+    examples : Examples or PartitionedExamples
+        The rows, with targets as the loss needs them: numbers, signs or class numbers. Rows whose
+        targets are unknown count towards n but are not trained on.
     outputs : int
         The number of classes, or 1.
     intercept : bool
         Whether there is one.
     bounds, target_bounds : tuple of arrays or None
         Public bounds (low, high) of the columns and of the target.
-    left_out : array of bool or None
-        Rows whose targets are unknown: they count towards n but are not trained on.
     groups : tuple of (int, int)
         One-hot columns, from the first to before the last, of which a row has at most one.
     limits : array or None
@@ -54,13 +50,11 @@ class Problem:
     """
 
     loss: Loss
-    rows: DenseRows | SparseRows
-    targets: Vector
+    examples: Examples | PartitionedExamples
     outputs: int = 1
     intercept: bool = True
     bounds: Bounds | None = None
     target_bounds: Bounds | None = None
-    left_out: NDArray[np.bool_] | None = None
     groups: tuple[tuple[int, int], ...] = ()
     limits: Vector | None = None
     blanks: Integers | None = None
@@ -73,14 +67,8 @@ class Problem:
         """One random row of each user, as a table of rows: what queries to all rows see."""
         if self.users is None:
             return self
-        chosen = self.users.chosen
-        return replace(
-            self,
-            rows=self.rows.take(chosen),
-            targets=self.targets[chosen],
-            left_out=None if self.left_out is None else self.left_out[chosen],
-            users=None,
-        )
+        examples = in_memory(self.examples, "users")
+        return replace(self, examples=examples.take(self.users.chosen), users=None)
 
     @property
     def calibrated(self) -> bool:
@@ -96,12 +84,12 @@ class Problem:
     @property
     def facts(self) -> PublicFacts:
         """What a plan needs to know of it."""
-        n, columns = self.rows.shape
+        n, columns = self.examples.shape
         return PublicFacts(
             n if self.users is None else self.users.count,
             columns,
             self.outputs,
-            isinstance(self.rows, SparseRows),
+            self.examples.sparse,
             self.loss.regression,
             self.intercept,
             self.bounds is not None,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, Protocol
@@ -15,7 +15,7 @@ from privagrad.glm.losses import Loss
 from privagrad.privacy.accounting import PrivacyPlan
 from privagrad.privacy.bounded import BoundedSum
 from privagrad.privacy.events import Release, training_event
-from privagrad.privacy.sampling import Batches, Rows
+from privagrad.privacy.sampling import Batches, Rows, Samples
 
 Shape = Literal["none", "ball", "ellipsoid"]
 Schedule = Literal["constant", "linear"]
@@ -23,6 +23,10 @@ SCHEDULES: tuple[Schedule, ...] = ("constant", "linear")
 
 EllipsoidRule = Callable[[Sequence[Vector]], Ellipsoid]
 """Chooses the ellipsoid of a step from the private gradients released so far, oldest first."""
+
+
+Batch = Any
+"""The examples of a step, as `Gradients.draw` gives them: their numbers, or a `StepOfRun`."""
 
 
 class Gradients(Protocol):
@@ -36,6 +40,9 @@ class Gradients(Protocol):
     def n_examples(self) -> int:
         """The number of examples."""
 
+    def draw(self, samples: Samples) -> Iterator[Batch]:
+        """The examples of every step of a run."""
+
     def slack(self, batch_size: float) -> float:
         """How far rounding lets an example move a sum beyond its own vector."""
 
@@ -43,18 +50,18 @@ class Gradients(Protocol):
         self,
         total: BoundedSum,
         x: Vector,
-        batch: Rows,
+        batch: Batch,
         projection: Projection = "radial",
         pool: Executor | None = None,
     ) -> None:
         """Add the batch's gradients, each bounded to the sum's ellipsoid, in its coordinates."""
 
     def add_plain(
-        self, total: Vector, x: Vector, batch: Rows, pool: Executor | None = None
+        self, total: Vector, x: Vector, batch: Batch, pool: Executor | None = None
     ) -> tuple[int, int]:
         """Add the batch's gradients as they are; 0, and how many were not finite."""
 
-    def per_example(self, x: Vector, batch: Rows) -> Vector:
+    def per_example(self, x: Vector, batch: Batch) -> Vector:
         """The batch's gradients that are finite, as rows."""
 
 

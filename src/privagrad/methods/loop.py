@@ -68,7 +68,7 @@ def train(
     threads: int | None = None,
 ) -> Result:
     """Move `x` in place through all steps of the setting."""
-    drawn = setting.batches.draw(releases.source.sampler)
+    drawn = gradients.draw(setting.batches.draw(releases.source.sampler))
     drawn = track(drawn, setting.batches.steps, method.name, progress)
     with pool_of(threads) as pool:
         oracle = GradientOracle(gradients, setting, releases, pool)

@@ -6,18 +6,17 @@ import math
 from collections.abc import Iterator
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
 from privagrad._internal.jit import kernel
 from privagrad._internal.validate import Vector, integer
 from privagrad.geometry.ellipsoid import Projection, euclidean_norm, secular_root
-from privagrad.glm.kernels import FlatRows
 from privagrad.glm.rows import DenseRows
-from privagrad.privacy.bounded import BoundedSum
+from privagrad.privacy.bounded import Adds, BoundedSum
 from privagrad.privacy.grid import ULP
-from privagrad.privacy.sampling import Rows
+from privagrad.privacy.sampling import Rows, Samples
 
 _CHUNK_BYTES = 2**25
 """The most memory for the gradients of one chunk of examples."""
@@ -77,6 +76,9 @@ class ObjectiveGradients:
         for name in ("dim", "n_examples"):
             value = integer(f"objective.{name}", getattr(self.objective, name))
             object.__setattr__(self, name, value)
+
+    def draw(self, samples: Samples) -> Iterator[Rows]:
+        return iter(samples)
 
     def slack(self, batch_size: float) -> float:
         # No Poisson batch beyond twice its expectation plus 64 is seen in practice (1e-20).
@@ -162,9 +164,9 @@ class GradientTable:
     def shape(self) -> tuple[int, int]:
         return self.examples.size, self.gradients.dim
 
-    def parts(self) -> Iterator[FlatRows]:
+    def add_to(self, total: BoundedSum, add: Adds, *arguments: Any) -> None:
         for chunk in self.gradients.chunks_alone(self.x, self.examples):
-            yield DenseRows(chunk).flat
+            DenseRows(chunk).add_to(total, add, *arguments)
 
 
 @kernel()

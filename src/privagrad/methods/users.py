@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from typing import Any
@@ -14,7 +15,7 @@ from privagrad.geometry.ellipsoid import Projection
 from privagrad.methods._base import Gradients, Method
 from privagrad.privacy.bounded import BoundedSum
 from privagrad.privacy.noise import RandomSource
-from privagrad.privacy.sampling import Rows
+from privagrad.privacy.sampling import Rows, Samples
 from privagrad.privacy.users import UserRows, Users
 
 
@@ -38,6 +39,9 @@ class UserGradients:
     @property
     def n_examples(self) -> int:
         return self.users.count
+
+    def draw(self, samples: Samples) -> Iterator[Rows]:
+        return iter(samples)
 
     def slack(self, batch_size: float) -> float:
         """What rounding lets the rows of all users of a batch move, each of 1/k of its norm."""

@@ -68,7 +68,7 @@ class BoundedSum:
                 f"Expected vectors of {self.memory.size} coordinates, one a row, found shape "
                 f"{vectors.shape}."
             )
-        self.add_by(_add_bounded, vectors, self.mechanism.slack == 0.0)
+        self.add_by(add_bounded, vectors, self.mechanism.slack == 0.0)
 
     def add_by(self, add: Adds, *arguments: Any) -> None:
         """Let a kernel bound and add vectors, by this mechanism's grid and limit."""
@@ -254,9 +254,13 @@ class _Tensor(NamedTuple):
 
 
 @kernel()
-def _add_bounded(
+def add_bounded(
     units: Vector, per_unit: float, limit: float, vectors: Floats, rounded: bool
 ) -> tuple[int, int]:
+    """Add the rows of a matrix, each shrunk to norm at most `limit`; not finite ones are left out.
+
+    They are `rounded` to whole units, or not.
+    """
     clipped = nonfinite = 0
     for i in range(vectors.shape[0]):
         norm = euclidean_norm(vectors[i])

@@ -138,6 +138,17 @@ def secure_generator() -> Generator:
     return Generator(_secure_bits())
 
 
+def keyed_generator(key: int, counter: int) -> Generator:
+    """A generator on AES-128 in counter mode with this key of 128 bits, from this counter on.
+
+    Whoever has the key can draw the same numbers again. Generators of one key are independent if
+    their counters are further apart than what they draw, in blocks of 16 bytes.
+    """
+    from randomgen import AESCounter
+
+    return Generator(AESCounter(key=key, counter=counter))
+
+
 def _secure_bits() -> Any:
     return _secure_kind()()
 

@@ -1,9 +1,15 @@
-"""Which rows each step sees: Poisson, or a fixed size with or without replacement."""
+"""Which rows each step sees: Poisson, of a fixed size with or without replacement, or allocated.
+
+Rows are cut into blocks by their numbers, and what a step sees of a block follows from the run's
+key, the step and the block alone. So whoever holds some of the rows can draw their part of every
+sample, and all parts together are the same sample however the rows are shared out.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import pairwise
 from typing import Any, Literal
 
@@ -12,13 +18,22 @@ from numpy.random import Generator
 from numpy.typing import NDArray
 
 from privagrad._internal.jit import kernel
+from privagrad.privacy.noise import keyed_generator
 
-Sampling = Literal["poisson", "with_replacement", "without_replacement"]
+Sampling = Literal["poisson", "with_replacement", "without_replacement", "random_allocation"]
 SAMPLINGS: tuple[Sampling, ...] = ("poisson", "with_replacement", "without_replacement")
 Rows = NDArray[np.int64]
 
-_BLOCK = 2**14
+_BLOCK, _MOST_BLOCKS = 2**18, 4096
+"""Rows of a block, and how many blocks there are at most: then blocks are larger."""
+
+_CHUNK, _PASSES = 2**17, 16
+"""About so many rows are drawn at once, those of several steps. An allocation of rows to the steps
+of an epoch is drawn again for each chunk, so that a chunk has at least a part of an epoch."""
+
 _WORD = 2**64 - 1
+_MOST_COLORS = 10**9
+"""Up to so many rows NumPy tells how a subset falls into blocks."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +48,7 @@ class Batches:
         The expected number of rows of a step.
     steps : int
         The number of steps.
-    sampling : {"poisson", "with_replacement", "without_replacement"} or None
+    sampling : {"poisson", "with_replacement", "without_replacement", "random_allocation"} or None
         How each step draws its rows; None: it takes all of them.
     """
 
@@ -44,41 +59,169 @@ class Batches:
 
     @property
     def epoch(self) -> int:
-        """The steps in which a row is seen once on average."""
+        """The steps in which a row is seen once on average; when allocated, exactly once."""
         return max(1, round(self.n_examples / self.batch_size))
 
-    def draw(self, generator: Generator) -> Iterator[Rows]:
-        """The row numbers of every step: see `batches`."""
-        return batches(self.sampling, self.n_examples, self.batch_size, self.steps, generator)
+    @property
+    def rate(self) -> float:
+        """The expected part of the rows in a step."""
+        return self.batch_size / self.n_examples
+
+    def draw(self, generator: Generator) -> Samples:
+        """The samples of a run, whose key the generator draws."""
+        return Samples(self, int.from_bytes(generator.bytes(16), "little"))
 
 
-def batches(
-    sampling: Sampling | None, n_examples: int, batch_size: int, steps: int, generator: Generator
-) -> Iterator[Rows]:
-    """`steps` batches of row numbers, in time and memory of the order of the batches alone.
+class Samples:
+    """The rows of every step of a run: all of them, or those of a part of the table.
+
+    Parameters
+    ----------
+    batches : Batches
+        How rows are drawn.
+    key : int
+        128 random bits, which nobody may know who is not trusted with the rows.
 
     Guarantees
     ----------
     ``"poisson"``: every row is in every batch independently with probability
     batch_size/n_examples; a batch may be empty. ``"with_replacement"``: batch_size independent
     uniform rows (the paper's). ``"without_replacement"``: a uniform subset of batch_size rows.
-    None: all rows, every time.
+    ``"random_allocation"``: in every epoch of `Batches.epoch` steps, every row is in exactly one
+    step, which is uniformly random and independent of all other rows. None: all rows, every time.
+
+    Time and memory are of the order of the batches, but for a part for each block. An allocation
+    takes time of the order of the rows for each chunk of steps.
     """
-    if sampling is None:
-        everything = np.arange(n_examples)
-        for _ in range(steps):
-            yield everything[:]
-        return
-    per_block = max(1, min(steps, _BLOCK // batch_size))
-    for start in range(0, steps, per_block):
-        count = min(per_block, steps - start)
-        if sampling == "with_replacement":
-            yield from generator.integers(n_examples, size=(count, batch_size))
-            continue
-        if sampling == "poisson":
-            yield from poisson_batches(n_examples, batch_size / n_examples, count, generator)
+
+    def __init__(self, batches: Batches, key: int) -> None:
+        self.batches, self.key = batches, key
+        n = batches.n_examples
+        self._width = max(_BLOCK, -(-n // _MOST_BLOCKS))
+        self._edges = np.append(np.arange(0, n, self._width), n)
+        per_step = max(batches.batch_size, 1)
+        if batches.sampling == "random_allocation":
+            self._period = batches.epoch
+            self._per_chunk = min(self._period, max(_CHUNK, n // _PASSES) // per_step + 1)
         else:
-            yield from _subsets(n_examples, np.full(count, batch_size), generator)
+            self._period = batches.steps
+            self._per_chunk = max(1, min(batches.steps, _CHUNK // per_step))
+        self._chunk, self._sizes = -1, np.empty((0, 0), dtype=np.int64)
+        self._drawn: dict[int, list[Rows]] = {}
+
+    def __reduce__(self) -> Any:
+        return samples_of, (self.batches, self.key)
+
+    def __iter__(self) -> Iterator[Rows]:
+        """The rows of every step, each time another array."""
+        for step in range(self.batches.steps):
+            yield self.of_step(step)
+
+    def of_step(self, step: int, first: int = 0, stop: int | None = None) -> Rows:
+        """The rows of a step with numbers from `first` to before `stop`."""
+        batches = self.batches
+        stop = batches.n_examples if stop is None else stop
+        if batches.sampling is None:
+            return np.arange(first, stop)
+        place = self._open(step)
+        if self._edges.size == 2:
+            found = self._block(0)[place]
+        else:
+            low, high = first // self._width, -(-stop // self._width)
+            parts = [self._block(block)[place] for block in range(low, high)]
+            found = np.concatenate(parts) if len(parts) > 1 else parts[0]
+        if first == 0 and stop == batches.n_examples:
+            return found
+        return found[(found >= first) & (found < stop)]
+
+    def _open(self, step: int) -> int:
+        """Turn to the chunk that a step is in; the step's place there."""
+        epoch, within = divmod(step, self._period)
+        chunk = epoch * -(-self._period // self._per_chunk) + within // self._per_chunk
+        if chunk != self._chunk:
+            self._drawn, self._chunk = {}, chunk
+            first = within // self._per_chunk * self._per_chunk
+            self._first = first
+            self._count = min(self._per_chunk, self._period - first)
+            if self.batches.sampling != "random_allocation":
+                self._sizes = self._sizes_of(self._generator(chunk, 0))
+        return within - self._first
+
+    def _block(self, block: int) -> list[Rows]:
+        """The rows of a block in every step of the open chunk."""
+        if block not in self._drawn:
+            start = self._edges[block]
+            drawn = self._draw(block)
+            self._drawn[block] = list(drawn) if block == 0 else [rows + start for rows in drawn]
+        return self._drawn[block]
+
+    def _draw(self, block: int) -> Iterator[Rows]:
+        batches, width = self.batches, int(self._edges[block + 1] - self._edges[block])
+        if batches.sampling == "random_allocation":
+            epoch = self._chunk // -(-self._period // self._per_chunk)
+            steps = self._generator(epoch, 1 + block).integers(self._period, size=width)
+            yield from _allocated(steps, self._first, self._count)
+            return
+        sizes = self._sizes[:, block]
+        if not sizes.any():
+            yield from [np.empty(0, dtype=np.int64)] * sizes.size
+            return
+        generator = self._generator(self._chunk, 1 + block)
+        if batches.sampling == "with_replacement":
+            rows = generator.integers(width, size=int(sizes.sum()))
+            yield from np.split(rows, np.cumsum(sizes)[:-1])
+        else:
+            yield from _subsets(width, sizes, generator)
+
+    def _sizes_of(self, generator: Generator) -> Rows:
+        """How many rows of each block every step of a chunk draws, of shape (steps, blocks)."""
+        batches, widths = self.batches, np.diff(self._edges)
+        shape = self._count, widths.size
+        if batches.sampling == "poisson":
+            return generator.binomial(widths, batches.rate, size=shape)
+        if widths.size == 1:
+            return np.full(shape, batches.batch_size)
+        if batches.sampling == "with_replacement":
+            shares = widths / batches.n_examples
+            return generator.multinomial(batches.batch_size, shares, size=self._count)
+        if batches.n_examples >= _MOST_COLORS:
+            return self._counted_sizes(generator, shape)
+        return generator.multivariate_hypergeometric(
+            widths, batches.batch_size, size=self._count, method="marginals"
+        )
+
+    def _counted_sizes(self, generator: Generator, shape: tuple[int, int]) -> Rows:
+        """Those of subsets without replacement, by drawing such subsets."""
+        sizes = np.full(self._count, self.batches.batch_size)
+        drawn = _subsets(self.batches.n_examples, sizes, generator)
+        counted = (np.bincount(rows // self._width, minlength=shape[1]) for rows in drawn)
+        return np.stack(list(counted))
+
+    def _generator(self, chunk: int, slot: int) -> Generator:
+        """A generator of its own for each chunk (or epoch) and block; slot 0 is for the sizes."""
+        return keyed_generator(self.key, (chunk << 72) | (slot << 48))
+
+
+@lru_cache(maxsize=8)
+def samples_of(batches: Batches, key: int) -> Samples:
+    """The samples as a process keeps them that is told of them at every step."""
+    return Samples(batches, key)
+
+
+def batches(
+    sampling: Sampling | None, n_examples: int, batch_size: int, steps: int, generator: Generator
+) -> Samples:
+    """`steps` batches of row numbers: see `Samples`."""
+    return Batches(n_examples, batch_size, steps, sampling).draw(generator)
+
+
+def _allocated(steps: Rows, first: int, count: int) -> Iterator[Rows]:
+    """For each of the steps from `first` on, the rows that it was given."""
+    inside = np.flatnonzero((steps >= first) & (steps < first + count))
+    order = np.argsort(steps[inside], kind="stable")
+    edges = np.searchsorted(steps[inside][order], np.arange(first, first + count + 1)).tolist()
+    for low, high in pairwise(edges):
+        yield inside[order[low:high]]
 
 
 def poisson_batches(

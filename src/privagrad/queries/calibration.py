@@ -8,7 +8,7 @@ of the least squared error of the probabilities.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,10 +17,13 @@ from numpy.typing import NDArray
 
 from privagrad._internal.jit import kernel
 from privagrad._internal.validate import Integers, Vector
-from privagrad.glm.gradients import GlmGradients
+from privagrad.glm.examples import Examples, in_memory
+from privagrad.glm.gradients import LinearGradients
+from privagrad.glm.losses import Loss
+from privagrad.privacy.bounded import add_bounded
 from privagrad.privacy.mechanism import GaussianSum
 from privagrad.privacy.releases import Releases
-from privagrad.queries.columns import Share
+from privagrad.queries.columns import Share, Table
 
 CALIBRATION = Share("calibration", 0.15)
 CLASS_SHARES = Share("class shares", 0.15)
@@ -53,40 +56,51 @@ class Calibration:
     shift_noise: float = 0.0
 
 
-def class_shares(
-    labels: Vector, classes: int, left_out: NDArray[np.bool_] | None, releases: Releases
-) -> Vector:
+def class_shares(examples: Table, classes: int, releases: Releases) -> Vector:
     """The shares of the classes 0, 1, ..., each at least the noise in it; exact without privacy.
+
+    Two classes may be -1 and 1.
 
     Guarantees
     ----------
     One Gaussian release, the plan's event "class shares": a row adds 1 to one cell.
     """
-    cells = labels.astype(np.int64)
-    if left_out is not None:
-        cells[left_out] = -1
-    shares, noise = _shares(cells, classes, releases, CLASS_SHARES)
-    known = np.maximum(shares, max(noise, 1 / labels.size))
+    shares, noise = _shares(examples, classes, releases, CLASS_SHARES, _class_cells, ())
+    known = np.maximum(shares, max(noise, 1 / examples.shape[0]))
     return np.asarray(known / known.sum())
 
 
-def _shares(cells: Integers, count: int, releases: Releases, asked: Share) -> tuple[Vector, float]:
+def _class_cells(examples: Examples) -> Integers:
+    """The number of each row's class; of two classes -1 and 1, that of -1 is 0."""
+    cells = np.maximum(examples.targets, 0.0).astype(np.int64)
+    if examples.left_out is not None:
+        cells[examples.left_out] = -1
+    return cells
+
+
+def _shares(
+    examples: Table, count: int, releases: Releases, asked: Share,
+    cells_of: Callable[..., Integers], arguments: tuple[Any, ...],
+) -> tuple[Vector, float]:  # fmt: skip
     """Shares of the rows in each cell, -1 being none, and the deviation of the noise in them."""
-    n = cells.size
+    n = examples.shape[0]
     if releases.plan.unprotected:
+        cells = cells_of(in_memory(examples, "epsilon=inf"), *arguments)
         return np.bincount(cells[cells >= 0], minlength=count) / n, 0.0
     mechanism = GaussianSum(count, releases.noise_for(asked.purpose), n)
     total = mechanism.sum()
-    total.add_by(_count, cells)
+    examples.add_to(total, _add_cells, cells_of, arguments)
     return mechanism.release(total, releases.source), mechanism.noise_multiplier / n
 
 
-def calibrate(
-    gradients: GlmGradients,
-    weights: Vector,
-    left_out: NDArray[np.bool_] | None,
-    releases: Releases,
-) -> Calibration:
+def _add_cells(
+    units: Vector, per_unit: float, limit: float, examples: Examples,
+    cells_of: Callable[..., Integers], arguments: tuple[Any, ...],
+) -> tuple[int, int]:  # fmt: skip
+    return _count(units, per_unit, limit, cells_of(examples, *arguments))
+
+
+def calibrate(gradients: LinearGradients, weights: Vector, releases: Releases) -> Calibration:
     """The calibration of a model on the rows; without privacy, an exact one.
 
     Guarantees
@@ -96,30 +110,40 @@ def calibrate(
     a vector can have. Both depend on that row alone. Rows whose margins are not finite, and those
     left out, add nothing.
     """
-    outputs = gradients.outputs
-    points = weights.reshape(outputs, -1).T if outputs > 1 else weights
-    margins = gradients.rows.margins(points)
-    counts = np.asarray(np.isfinite(margins.reshape(len(margins), -1)).all(axis=1))
-    if left_out is not None:
-        counts &= ~left_out
+    outputs, examples = gradients.outputs, gradients.examples
     if outputs == 1:
-        return _from_histogram(*_histogram(margins, gradients, counts, releases))
-    return _from_errors(*_errors(margins, gradients.targets, counts, releases), outputs)
+        return _from_histogram(*_histogram(examples, gradients.loss, weights, releases))
+    return _from_errors(*_errors(examples, outputs, weights, releases), outputs)
+
+
+def _margins_of(
+    examples: Examples, outputs: int, weights: Vector
+) -> tuple[Vector, NDArray[np.bool_]]:
+    """Margins, and which rows count: those with a target and finite margins."""
+    points = weights.reshape(outputs, -1).T if outputs > 1 else weights
+    margins = examples.rows.margins(points)
+    counts = np.asarray(np.isfinite(margins.reshape(len(margins), -1)).all(axis=1))
+    return margins, counts if examples.left_out is None else counts & ~examples.left_out
 
 
 def _histogram(
-    margins: Vector, gradients: GlmGradients, counts: NDArray[np.bool_], releases: Releases
+    examples: Table, loss: Loss, weights: Vector, releases: Releases
 ) -> tuple[Vector, float]:
     """Weights of both classes in each bin, of shape (2, bins), 1 in all; the noise in a cell."""
     bins = _MIDDLES.size
-    cells = np.searchsorted(EDGES, np.where(counts, margins, 0.0))
-    cells = np.where(counts, cells + bins * (gradients.targets > 0), -1)
-    shares, noise = _shares(cells, 2 * bins, releases, CALIBRATION)
-    ratio = gradients.loss.ratio
-    weights = np.array([min(ratio, 1.0), min(1 / ratio, 1.0)])
-    weighted = weights[:, None] * shares.reshape(2, bins)
+    shares, noise = _shares(examples, 2 * bins, releases, CALIBRATION, _margin_cells, (weights,))
+    ratio = loss.ratio
+    heavy = np.array([min(ratio, 1.0), min(1 / ratio, 1.0)])
+    weighted = heavy[:, None] * shares.reshape(2, bins)
     total = max(float(weighted.sum()), noise)
     return weighted / total, noise / total
+
+
+def _margin_cells(examples: Examples, weights: Vector) -> Integers:
+    """The bin of each row's margin among those of its class."""
+    margins, counts = _margins_of(examples, 1, weights)
+    cells = np.searchsorted(EDGES, np.where(counts, margins, 0.0))
+    return np.where(counts, cells + _MIDDLES.size * (examples.targets > 0), -1)
 
 
 @kernel()
@@ -174,28 +198,41 @@ def _chance(margins: Vector) -> Vector:
 
 
 def _errors(
-    margins: Vector, labels: Vector, counts: NDArray[np.bool_], releases: Releases
+    examples: Table, outputs: int, weights: Vector, releases: Releases
 ) -> tuple[Vector, float]:
     """Mean squared errors of the factors, and the noise in them."""
-    n, largest = len(margins), math.sqrt(_FACTORS.size)
-
-    def parts() -> Iterator[Vector]:
-        for first in range(0, n, _ROWS):
-            part = slice(first, first + _ROWS)
-            vectors = np.zeros((counts[part].size, _FACTORS.size))
-            known = np.where(counts[part, None], margins[part], 0.0)
-            _answer(known, labels[part].astype(np.int64), _FACTORS, vectors)
-            vectors[~counts[part]] = 0.0
-            yield vectors / largest
-
+    n, largest = examples.shape[0], math.sqrt(_FACTORS.size)
     if releases.plan.unprotected:
-        return sum(vectors.sum(axis=0) for vectors in parts()) * (largest / n), 0.0
+        vectors = _error_vectors(in_memory(examples, "epsilon=inf"), outputs, weights)
+        return sum(part.sum(axis=0) for part in vectors) * (largest / n), 0.0
     mechanism = GaussianSum(_FACTORS.size, releases.noise_for(CALIBRATION.purpose), n)
     total = mechanism.sum()
-    for vectors in parts():
-        total.add(vectors)
+    examples.add_to(total, _add_errors, outputs, weights)
     means = mechanism.release(total, releases.source) * largest
     return means, mechanism.noise_multiplier * largest / n
+
+
+def _add_errors(
+    units: Vector, per_unit: float, limit: float, examples: Examples, outputs: int, weights: Vector
+) -> tuple[int, int]:
+    clipped = nonfinite = 0
+    for vectors in _error_vectors(examples, outputs, weights):
+        one, other = add_bounded(units, per_unit, limit, vectors, True)
+        clipped, nonfinite = clipped + one, nonfinite + other
+    return clipped, nonfinite
+
+
+def _error_vectors(examples: Examples, outputs: int, weights: Vector) -> Iterator[Vector]:
+    """What rows add, some thousand rows at a time: vectors of norm at most 1."""
+    margins, counts = _margins_of(examples, outputs, weights)
+    largest = math.sqrt(_FACTORS.size)
+    for first in range(0, len(margins), _ROWS):
+        part = slice(first, first + _ROWS)
+        vectors = np.zeros((counts[part].size, _FACTORS.size))
+        known = np.where(counts[part, None], margins[part], 0.0)
+        _answer(known, examples.targets[part].astype(np.int64), _FACTORS, vectors)
+        vectors[~counts[part]] = 0.0
+        yield vectors / largest
 
 
 def _from_errors(errors: Vector, noise: float, outputs: int) -> Calibration:

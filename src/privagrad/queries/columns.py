@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from statistics import NormalDist
 from typing import Any, NamedTuple, Protocol
 
@@ -17,10 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from privagrad._internal.jit import kernel
-from privagrad._internal.threads import add_parts, pool_of
 from privagrad._internal.validate import Integers, Vector
 from privagrad.glm.kernels import FlatRows
-from privagrad.glm.rows import DenseRows
 from privagrad.privacy.accounting import PrivacyPlan, require_meaningful
 from privagrad.privacy.bounded import Adds, BoundedSum
 from privagrad.privacy.events import GaussianEvent, Relation, relation_named
@@ -45,20 +42,38 @@ _GUESSES = 0.5  # columns of a table that noise alone may give a higher octave t
 _SEEN = 2.0  # standard deviations from which on votes for 1 are believed in tables of indicators
 _LEVEL = 0.1  # part of the votes of the first octave from which on another one counts
 _NORM_BINS_PER_OCTAVE, _NORM_OCTAVES = 8, 4
-_PARTS, _SPLIT_FROM, _ENTRIES_PER_SUM = 4, 1_000_000, 8
-"""Into how many parts rows are cut for threads, and from how many entries on: in all, and for each
-of the sums, which every part has for itself."""
 
 
 class Table(Protocol):
-    """Rows that can be read part by part."""
+    """Rows that queries add up, in memory or elsewhere."""
 
     @property
     def shape(self) -> tuple[int, int]:
         """The number of rows and of columns."""
 
-    def parts(self) -> Iterable[FlatRows]:
-        """All rows, in as many parts as memory requires."""
+    def add_to(self, total: BoundedSum, add: Adds, *arguments: Any) -> None:
+        """Let ``add(units, per_unit, limit, table, *arguments)`` bound and add all rows."""
+
+
+class DenseTable(Table, Protocol):
+    """Rows that store entries that are 0."""
+
+    def centred(self, columns: NDArray[Any], centre: Vector) -> DenseTable:
+        """These columns minus their centres."""
+
+    def sides(self) -> Table:
+        """Positive entries, and beside them the sizes of negative ones."""
+
+
+class FeatureTable(Table, Protocol):
+    """Rows whose columns can be centred."""
+
+    @property
+    def sparse(self) -> bool:
+        """Whether entries that are 0 are not stored."""
+
+    def centred(self, columns: NDArray[Any], centre: Vector) -> DenseTable:
+        """These columns minus their centres."""
 
 
 class Share(NamedTuple):
@@ -157,7 +172,7 @@ def with_rare(rows: Table, ranges: Ranges, releases: Releases, purpose: str) -> 
 
 
 def private_intervals(
-    rows: DenseRows, releases: Releases, purpose: str
+    rows: DenseTable, releases: Releases, purpose: str
 ) -> tuple[Ranges, Vector, Vector]:
     """The ranges of columns that were centred roughly, and the intervals that most entries lie in.
 
@@ -170,12 +185,11 @@ def private_intervals(
     One Gaussian release, as that of `private_ranges`, of positive and negative entries in columns
     of their own: a row has as many entries that are not 0 as before.
     """
-    array, (n, dim) = rows.array, rows.shape
+    n, dim = rows.shape
     if dim == 1 or releases.plan[purpose].noise_multiplier * math.sqrt(dim) > _CLEAR * n:
         found = private_ranges(rows, releases, purpose)
         return found, np.zeros(dim), found.top
-    sides = np.hstack([np.maximum(array, 0.0), np.maximum(-array, 0.0)])
-    cells, noise = _cells(DenseRows(sides), releases, purpose)
+    cells, noise = _cells(rows.sides(), releases, purpose)
     found = _ranges(cells[:dim] + cells[dim:], math.sqrt(2) * noise)
     signed = cells[:, :OCTAVES]
     signed[:, _OCTAVE_OF_ONE] += cells[:, OCTAVES] / _WEIGHT_OF_ONE
@@ -217,7 +231,7 @@ def _cells(
         order[places] = np.arange(dim)
     mechanism = GaussianSum(dim * _CELLS, releases.noise_for(purpose), n)
     total = mechanism.sum()
-    _add_rows(total, _vote, rows, order, LOWEST, OCTAVES)
+    rows.add_to(total, _vote, order, LOWEST, OCTAVES)
     cells = mechanism.release(total, releases.source).reshape(dim, _CELLS)
     return cells, mechanism.noise_multiplier / n
 
@@ -325,7 +339,7 @@ def whitened_moments(
     mechanism = GaussianSum(2 * dim, releases.noise_for(purpose), n)
     bound = _BOUND * row_norm
     total = mechanism.sum()
-    _add_rows(total, _add_powers, rows, 1.0 / scale, 1.0 / bound)
+    rows.add_to(total, _add_powers, 1.0 / scale, 1.0 / bound)
     powers = mechanism.release(total, releases.source) * bound
     return powers[:dim], powers[dim:], mechanism.noise_multiplier * bound / n
 
@@ -350,7 +364,7 @@ def private_norm(
     n = rows.shape[0]
     mechanism = GaussianSum(OCTAVES * _NORM_BINS_PER_OCTAVE, releases.noise_for(purpose), n)
     total = mechanism.sum()
-    _add_rows(total, _vote_norms, rows, np.sqrt(scale), LOWEST, _NORM_BINS_PER_OCTAVE)
+    rows.add_to(total, _vote_norms, np.sqrt(scale), LOWEST, _NORM_BINS_PER_OCTAVE)
     votes = mechanism.release(total, releases.source)
     kept = np.where(votes > SURE * mechanism.noise_multiplier / n, votes, 0.0)
     if guess is not None:
@@ -360,29 +374,6 @@ def private_norm(
         return math.sqrt(float(scale.sum())) if guess is None else guess
     where = np.searchsorted(np.cumsum(kept), quantile * kept.sum())
     return float(2.0 ** (LOWEST + (where + 1) / _NORM_BINS_PER_OCTAVE))
-
-
-def _add_rows(total: BoundedSum, add: Adds, rows: Table, *arguments: Any) -> None:
-    """Let a kernel add all rows. Sums are exact, so that threads may share them out."""
-    for part in rows.parts():
-        total.add_by(_add_by_threads, add, part, arguments)
-
-
-def _add_by_threads(
-    units: Vector, per_unit: float, limit: float, add: Adds, table: FlatRows,
-    arguments: tuple[Any, ...],
-) -> tuple[int, int]:  # fmt: skip
-    data, indices, starts, dense = table
-    if starts[-1] - starts[0] < max(_SPLIT_FROM, _ENTRIES_PER_SUM * units.size):
-        return add(units, per_unit, limit, table, *arguments)
-
-    def add_part(partial: Vector, edges: tuple[int, int]) -> tuple[int, int]:
-        rows = FlatRows(data, indices, starts[edges[0] : edges[1] + 1], dense)
-        return add(partial, per_unit, limit, rows, *arguments)
-
-    edges = np.linspace(0, starts.size - 1, _PARTS + 1).astype(int).tolist()
-    with pool_of() as pool:
-        return add_parts(units, add_part, pairwise(edges), pool)
 
 
 @kernel()

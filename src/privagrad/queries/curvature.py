@@ -14,12 +14,13 @@ import numpy as np
 from privagrad._internal.jit import kernel
 from privagrad._internal.validate import Vector
 from privagrad.geometry.ellipsoid import Ellipsoid
-from privagrad.glm.gradients import GlmGradients
+from privagrad.glm.examples import Examples
+from privagrad.glm.gradients import LinearGradients
 from privagrad.glm.kernels import all_norms
-from privagrad.glm.losses import class_slopes, lipschitz, slope
+from privagrad.glm.losses import Loss, class_slopes, lipschitz, slope
 from privagrad.privacy.releases import Releases
 from privagrad.queries.columns import Share
-from privagrad.queries.second_moments import SecondMoments, private_second_moments
+from privagrad.queries.second_moments import Factors, SecondMoments, private_second_moments
 
 CURVATURE = Share("curvature", 0.1)
 
@@ -33,7 +34,11 @@ than too little."""
 
 
 def private_curvature(
-    gradients: GlmGradients, weights: Vector, ellipsoid: Ellipsoid, norm: float, releases: Releases
+    gradients: LinearGradients,
+    weights: Vector,
+    ellipsoid: Ellipsoid,
+    norm: float,
+    releases: Releases,
 ) -> SecondMoments:
     """The mean derivative of the bounded gradients at these weights, of shape (dim, dim).
 
@@ -44,7 +49,7 @@ def private_curvature(
 
     Parameters
     ----------
-    gradients : GlmGradients
+    gradients : GlmGradients or PartitionedGradients
         The loss and the rows.
     weights : array of shape (dim,)
         From earlier releases.
@@ -61,11 +66,22 @@ def private_curvature(
     row depends on that row and the weights alone.
     """
     loss, outputs = gradients.loss, gradients.outputs
+    bound = _USUAL.get(loss.name, 1.0) * ellipsoid.radius / loss.lipschitz * norm
+    factors = Factors(_factors_of, (loss, outputs, weights, ellipsoid), outputs)
+    return private_second_moments(
+        gradients.examples, math.sqrt(bound), releases, CURVATURE.purpose, factors
+    )
+
+
+def _factors_of(
+    examples: Examples, loss: Loss, outputs: int, weights: Vector, ellipsoid: Ellipsoid
+) -> Vector:
+    """How fast the bounded gradient of each row changes with its margins."""
     points = weights.reshape(outputs, -1).T if outputs > 1 else weights
-    margins = gradients.rows.margins(points).reshape(-1, outputs)
-    norms = all_norms(gradients.rows.flat, ellipsoid.whitening)
+    margins = examples.rows.margins(points).reshape(-1, outputs)
+    norms = all_norms(examples.rows.flat, ellipsoid.whitening)
     factors = np.zeros((len(margins), outputs, outputs))
-    row_by_row = *loss.key, margins, gradients.targets, norms, factors
+    row_by_row = *loss.key, margins, examples.targets, norms, factors
     if loss.name == "softmax":
         _softmax_factors(*row_by_row)
     elif loss.multiclass:
@@ -73,10 +89,7 @@ def private_curvature(
     else:
         window = _KINKED if math.isinf(loss.smoothness) else _SMOOTH
         _factors(*row_by_row, window, loss.regression)
-    bound = _USUAL.get(loss.name, 1.0) * ellipsoid.radius / loss.lipschitz * norm
-    return private_second_moments(
-        gradients.rows, np.empty(0), math.sqrt(bound), releases, CURVATURE.purpose, factors
-    )
+    return factors
 
 
 @kernel()

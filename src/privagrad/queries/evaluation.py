@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from privagrad._internal.validate import Integers, Vector
+from privagrad.glm.examples import Examples
 from privagrad.glm.losses import Loss
+from privagrad.privacy.bounded import BoundedSum
 from privagrad.privacy.releases import Releases
-from privagrad.queries.columns import Share
+from privagrad.queries.columns import Share, Table
 from privagrad.queries.figures import Evaluation, Sample, numbers, several_classes, two_classes
 from privagrad.queries.histograms import Histogram, Weights, release_histograms
 
@@ -73,15 +77,53 @@ class Predicted:
         return replace(self, margins=margins, targets=targets, known=known)
 
     @property
-    def quantile(self) -> float:
-        return float(self.loss.parameter or 0.5) if self.loss.name == "quantile" else 0.5
+    def n(self) -> int:
+        return self.known.size
 
     @property
-    def chances_are_known(self) -> bool:
-        return self.loss.name in ("logistic", "softmax")
+    def outputs(self) -> int:
+        return 1 if self.margins.ndim == 1 else self.margins.shape[1]
+
+    def add_to(self, total: BoundedSum, add: Callable[..., Any], *arguments: Any) -> None:
+        """Let ``add(units, per_unit, limit, rows, *arguments)`` bound and add all rows."""
+        total.add_by(add, self, *arguments)
 
 
-def evaluate(rows: Predicted, releases: Releases) -> Evaluation:
+@dataclass(frozen=True)
+class PredictedExamples:
+    """Rows that a linear model predicts when they are counted, where they are.
+
+    `weights` are those of the loss's margins, for several outputs one after the other.
+    """
+
+    examples: Table
+    loss: Loss
+    outputs: int
+    weights: Vector
+    scale: tuple[float, float] = (0.0, 1.0)
+
+    @property
+    def n(self) -> int:
+        return self.examples.shape[0]
+
+    def add_to(self, total: BoundedSum, add: Callable[..., Any], *arguments: Any) -> None:
+        """Let ``add(units, per_unit, limit, predicted, *arguments)`` bound and add all rows."""
+        model = self.loss, self.outputs, self.weights, self.scale
+        self.examples.add_to(total, _add_predicted, model, add, arguments)
+
+
+def _add_predicted(
+    units: Vector, per_unit: float, limit: float, examples: Examples, model: tuple[Any, ...],
+    add: Callable[..., tuple[int, int]], arguments: tuple[Any, ...],
+) -> tuple[int, int]:  # fmt: skip
+    loss, outputs, weights, scale = model
+    points = weights if outputs == 1 else weights.reshape(outputs, -1).T
+    margins = examples.rows.margins(points)
+    rows = Predicted.of(loss, margins, examples.targets, examples.left_out, scale)
+    return add(units, per_unit, limit, rows, *arguments)
+
+
+def evaluate(rows: Predicted | PredictedExamples, releases: Releases) -> Evaluation:
     """Figures with noise.
 
     Guarantees
@@ -89,15 +131,21 @@ def evaluate(rows: Predicted, releases: Releases) -> Evaluation:
     One Gaussian release, the plan's event "evaluation", of histograms: see `release_histograms`.
     A row's cells depend on that row alone. Rows that do not count add nothing.
     """
-    if rows.loss.regression:
-        found = _numbers(rows, releases)
-    elif rows.margins.ndim == 2:
-        found = _several(rows, releases)
+    loss = rows.loss
+    if loss.regression:
+        asked, cells_of = [Histogram(1, _bins(UNITS))] * 2, _cells_of_numbers
+    elif rows.outputs > 1:
+        asked, cells_of = _asked_of_several(loss, rows.outputs), _cells_of_several
     else:
-        score = _binned(rows.margins, LOG_ODDS) + _bins(LOG_ODDS) * (rows.targets > 0)
-        [counts] = _released(rows, [Histogram(2, _bins(LOG_ODDS))], [score], releases)
-        found = two_classes(_spread(counts, LOG_ODDS), _edges(rows))
-    return found
+        asked, cells_of = [Histogram(2, _bins(LOG_ODDS))], _cells_of_two
+    counts = release_histograms(asked, rows, cells_of, releases, EVALUATION.purpose)
+    if loss.regression:
+        targets, errors = (_spread(part, UNITS) for part in counts)
+        found = numbers(targets, errors, _quantile(loss), rows.scale)
+        return replace(found, scale=rows.scale)
+    if rows.outputs > 1:
+        return _several(loss, rows.outputs, counts)
+    return two_classes(_spread(counts[0], LOG_ODDS), _edges(loss))
 
 
 def evaluate_exactly(rows: Predicted) -> Evaluation:
@@ -109,9 +157,9 @@ def evaluate_exactly(rows: Predicted) -> Evaluation:
     if rows.loss.regression:
         with np.errstate(over="ignore"):
             samples = _exact(targets), _exact(margins - targets)
-        return numbers(*samples, rows.quantile, rows.scale)
+        return numbers(*samples, _quantile(rows.loss), rows.scale)
     if margins.ndim == 1:
-        return two_classes(_exact(margins, targets > 0, 2), _edges(rows))
+        return two_classes(_exact(margins, targets > 0, 2), _edges(rows.loss))
     k, labels, guesses = margins.shape[1], targets.astype(np.int64), margins.argmax(axis=1)
     confusion = np.bincount(labels * k + guesses, minlength=k * k).reshape(1, k, k) / labels.size
     top, surprise = _chances(margins, labels)
@@ -119,51 +167,72 @@ def evaluate_exactly(rows: Predicted) -> Evaluation:
         confusion.sum(axis=2),
         confusion,
         _exact(top, guesses == labels, 2),
-        _exact(surprise) if rows.chances_are_known else None,
+        _exact(surprise) if _tells_chances(rows.loss) else None,
         CHANCES,
     )
 
 
-def _numbers(rows: Predicted, releases: Releases) -> Evaluation:
+def _cells_of_two(rows: Predicted) -> Integers:
+    score = _binned(rows.margins, LOG_ODDS) + _bins(LOG_ODDS) * (rows.targets > 0)
+    return _of_known(rows, [score])
+
+
+def _cells_of_numbers(rows: Predicted) -> Integers:
     with np.errstate(over="ignore"):  # a warning would tell of a private target
         residuals = rows.margins - rows.targets
-    cells = [_binned(rows.targets, UNITS), _binned(residuals, UNITS)]
-    asked = [Histogram(1, _bins(UNITS))] * 2
-    counts = _released(rows, asked, cells, releases)
-    targets, errors = (_spread(part, UNITS) for part in counts)
-    return replace(numbers(targets, errors, rows.quantile, rows.scale), scale=rows.scale)
+    return _of_known(rows, [_binned(rows.targets, UNITS), _binned(residuals, UNITS)])
 
 
-def _several(rows: Predicted, releases: Releases) -> Evaluation:
-    k, labels = rows.margins.shape[1], rows.targets.astype(np.int64)
+def _asked_of_several(loss: Loss, k: int) -> list[Histogram]:
+    """Shares of the classes, confusions, and how sure the model is or how large its losses are."""
+    asked = [Histogram(1, k, ordered=False), Histogram(k, k, ordered=False)]
+    if not _tells_chances(loss):
+        return [*asked, Histogram(2, 1)]
+    return [*asked, Histogram(2, _bins(CHANCES)), Histogram(1, _bins(_surprises(k)))]
+
+
+def _surprises(k: int) -> Vector:
+    return np.append(SURPRISES, SURPRISES[-1] + np.arange(1, 2 + int(np.log(k / 2))))
+
+
+def _cells_of_several(rows: Predicted) -> Integers:
+    k, labels = rows.outputs, rows.targets.astype(np.int64)
     guesses = rows.margins.argmax(axis=1)
-    top, surprise = _chances(rows.margins, labels)
-    edges = np.append(SURPRISES, SURPRISES[-1] + np.arange(1, 2 + int(np.log(k / 2))))
-    asked = [Histogram(1, k, ordered=False), Histogram(k, k, ordered=False), Histogram(2, 1)]
     right = (guesses == labels).astype(np.int64)
     cells = [labels, labels * k + guesses, right]
-    if rows.chances_are_known:
-        asked[2:] = [Histogram(2, _bins(CHANCES)), Histogram(1, _bins(edges))]
-        cells[2:] = [_binned(top, CHANCES) + _bins(CHANCES) * right, _binned(surprise, edges)]
-    shares, confusion, sure, *losses = _released(rows, asked, cells, releases)
+    if _tells_chances(rows.loss):
+        top, surprise = _chances(rows.margins, labels)
+        sure = _binned(top, CHANCES) + _bins(CHANCES) * right
+        cells[2:] = [sure, _binned(surprise, _surprises(k))]
+    return _of_known(rows, cells)
+
+
+def _several(loss: Loss, k: int, counts: list[Weights]) -> Evaluation:
+    shares, confusion, sure, *losses = counts
     return several_classes(
         shares[:, 0],
         confusion,
         _spread(sure, CHANCES if losses else np.array([0.0, 1.0])),
-        _spread(losses[0], edges) if losses else None,
+        _spread(losses[0], _surprises(k)) if losses else None,
         CHANCES,
     )
 
 
-def _edges(rows: Predicted) -> Vector | None:
-    return LOG_ODDS if rows.chances_are_known else None
+def _of_known(rows: Predicted, cells: list[Integers]) -> Integers:
+    """The cells of rows that count, and -1 for the others."""
+    return np.where(rows.known[:, None], np.stack(cells, axis=1), -1)
 
 
-def _released(
-    rows: Predicted, asked: list[Histogram], cells: list[Integers], releases: Releases
-) -> list[Weights]:
-    inside = np.where(rows.known[:, None], np.stack(cells, axis=1), -1)
-    return release_histograms(asked, inside, releases, EVALUATION.purpose)
+def _quantile(loss: Loss) -> float:
+    return float(loss.parameter or 0.5) if loss.name == "quantile" else 0.5
+
+
+def _tells_chances(loss: Loss) -> bool:
+    return loss.name in ("logistic", "softmax")
+
+
+def _edges(loss: Loss) -> Vector | None:
+    return LOG_ODDS if _tells_chances(loss) else None
 
 
 @np.errstate(over="ignore")  # a warning would tell of a private row

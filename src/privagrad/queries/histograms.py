@@ -9,14 +9,16 @@ smaller in a sum: with 20 bins, 1.6 times and at most 0.45 times as large.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from privagrad._internal.jit import kernel
 from privagrad._internal.validate import Integers, Vector
+from privagrad.privacy.bounded import BoundedSum
 from privagrad.privacy.mechanism import GaussianSum
 from privagrad.privacy.releases import Releases
 
@@ -59,9 +61,21 @@ class Histogram:
         return np.asarray(sums @ np.linalg.inv(strategy).T)
 
 
+class Counted(Protocol):
+    """Rows that can be put into cells, in memory or elsewhere."""
+
+    @property
+    def n(self) -> int:
+        """The number of rows."""
+
+    def add_to(self, total: BoundedSum, add: Callable[..., Any], *arguments: Any) -> None:
+        """Let ``add(units, per_unit, limit, rows, *arguments)`` bound and add all rows."""
+
+
 def release_histograms(
-    histograms: Sequence[Histogram], cells: Integers, releases: Releases, purpose: str
-) -> list[Weights]:
+    histograms: Sequence[Histogram], rows: Counted, cells_of: Callable[[Any], Integers],
+    releases: Releases, purpose: str,
+) -> list[Weights]:  # fmt: skip
     """The shares of the rows in all cells, each of shape (1 + copies, groups, bins).
 
     The first ones are those released; the others are these with noise of the same size again.
@@ -70,8 +84,11 @@ def release_histograms(
     ----------
     histograms : sequence of Histogram
         What is counted.
-    cells : array of shape (n, number of histograms)
-        The cell of each row in each of them, group by group; -1 where a row adds nothing.
+    rows : Counted
+        The rows.
+    cells_of : callable
+        The cell of each of some rows in each histogram, group by group, of shape (number of rows,
+        number of histograms); -1 where a row adds nothing.
     releases : Releases
         What pays, and where noise comes from.
     purpose : str
@@ -82,15 +99,11 @@ def release_histograms(
     One Gaussian release: a row adds one vector of norm at most 1 for each histogram, over the root
     of their number, and these depend on the row's cells alone.
     """
-    n, count = cells.shape
-    weight = 1 / math.sqrt(count)
+    n, weight = rows.n, 1 / math.sqrt(len(histograms))
     ends = np.cumsum([histogram.size for histogram in histograms])
     mechanism = GaussianSum(int(ends[-1]), releases.noise_for(purpose), n)
     total = mechanism.sum()
-    for j, histogram in enumerate(histograms):
-        first = int(ends[j]) - histogram.size
-        inside = np.ascontiguousarray(cells[:, j])
-        total.add_by(_add, inside, first, histogram.bins, weight * histogram.profile)
+    rows.add_to(total, _add_rows, cells_of, tuple(histograms))
     means = mechanism.release(total, releases.source) / weight
     noise = mechanism.noise_multiplier / (n * weight)
     # What is computed from a release needs no secure noise, and the same answer for all readers.
@@ -99,6 +112,18 @@ def release_histograms(
     sums = np.vstack([means, means + noise * again])
     parts = np.split(sums, ends[:-1], axis=1)
     return [h.solved(part) for h, part in zip(histograms, parts, strict=True)]
+
+
+def _add_rows(
+    units: Vector, per_unit: float, limit: float, rows: Any, cells_of: Callable[[Any], Integers],
+    histograms: Sequence[Histogram],
+) -> tuple[int, int]:  # fmt: skip
+    cells, weight, first = cells_of(rows), 1 / math.sqrt(len(histograms)), 0
+    for j, histogram in enumerate(histograms):
+        inside = np.ascontiguousarray(cells[:, j])
+        _add(units, per_unit, limit, inside, first, histogram.bins, weight * histogram.profile)
+        first += histogram.size
+    return 0, 0
 
 
 @kernel()

@@ -31,6 +31,7 @@ from privagrad.privacy.releases import Releases
 from privagrad.queries.columns import (
     CERTAIN,
     SURE,
+    FeatureTable,
     Ranges,
     Share,
     Table,
@@ -112,7 +113,7 @@ def private_moments(rows: Table, releases: Releases) -> Vector:
 
 
 def private_columns(
-    rows: DenseRows | SparseRows,
+    rows: FeatureTable,
     queries: ColumnQueries,
     releases: Releases,
     always: bool = False,
@@ -146,7 +147,7 @@ def private_columns(
     offset = np.zeros(dim, dtype=bool)
     if queries.around is not None:
         offset = _is_offset(means, squares, floor) & ~ranges.indicators | always
-        centred = offset | _is_centred(means, floor, isinstance(rows, SparseRows))
+        centred = offset | _is_centred(means, floor, rows.sparse)
         centre = np.where(centred, ranges.scale * means, 0.0)
         spread = np.maximum(squares - np.where(centred, means**2, 0.0), floor)
     deviation = ranges.scale * np.sqrt(spread)
@@ -160,7 +161,7 @@ def private_columns(
         near, middle, half = private_intervals(moved, releases, queries.around.ranges.purpose)
         # Around its centre a column is not wider than around 0.
         top = np.minimum(half, 2 * ranges.top[places])
-        moved = DenseRows(moved.array - middle)
+        moved = moved.centred(np.arange(middle.size), middle)
         means, squares, noise = whitened_moments(
             moved, top, near.row_norm, releases, queries.around.moments.purpose
         )
@@ -178,7 +179,7 @@ def private_columns(
     if shown.any() and unit[shown].max() <= _COMMON * unit[shown].min():
         alike = ~told & (unit <= _COMMON * unit[shown].min())
         unit[alike] = math.sqrt(float(np.mean(unit[alike] ** 2)))
-        if isinstance(rows, DenseRows):
+        if not rows.sparse:
             small = told
     unit = np.where(small, unit * np.clip(deviation / unit, _LEAST_SPREAD, 1.0) ** evenness, unit)
     if limits is not None:
@@ -234,7 +235,7 @@ def _known_shares(shares: Vector, noise: float, blanks: Integers | None) -> Vect
 
 
 def bounded_columns(
-    rows: DenseRows | SparseRows,
+    rows: FeatureTable,
     bounds: tuple[Vector, Vector],
     releases: Releases,
     purpose: str,
@@ -253,13 +254,13 @@ def bounded_columns(
     middle = np.where(outside, low / 2 + high / 2, 0.0)
     scale = np.maximum(high - middle, middle - low)
     scale[scale == 0] = 1.0
-    moved = rows.centred(np.arange(middle.size), middle) if outside.any() else rows
+    moved: Table = rows.centred(np.arange(middle.size), middle) if outside.any() else rows
     # Of a column and the one that says that it is missing, a row has one entry.
     norm = math.sqrt(np.count_nonzero(~told))
     means, squares, noise = whitened_moments(moved, scale, norm, releases, purpose)
     known = _known_shares(means, noise, blanks)
     means, squares, floor = means / known, squares / known, noise / known
-    clear = outside | centred & _is_centred(means, floor, isinstance(moved, SparseRows))
+    clear = outside | centred & _is_centred(means, floor, rows.sparse and not outside.any())
     centre = np.where(clear, middle + scale * means, 0.0)
     spread = np.maximum(squares - np.where(clear, means**2, 0.0), floor)
     indicators = (low == 0) & (high == 1)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from privagrad._internal.jit import kernel
 from privagrad._internal.threads import add_parts, pool_of
 from privagrad._internal.validate import Vector
+from privagrad.glm.examples import Examples
 from privagrad.glm.kernels import FlatRows
-from privagrad.glm.rows import DenseRows, SparseRows
 from privagrad.privacy.mechanism import GaussianSum
 from privagrad.privacy.releases import Releases
 from privagrad.privacy.users import UserRows
@@ -45,30 +45,39 @@ class SecondMoments:
     noise: float
 
 
+class Factors(NamedTuple):
+    """The matrices F of rows: ``of(examples, *arguments)`` of shape (n, size, size), symmetric.
+
+    F of a row depends on that row and earlier releases alone.
+    """
+
+    of: Callable[..., Vector]
+    arguments: tuple[Any, ...]
+    size: int
+
+
 def private_second_moments(
-    rows: Table, targets: Vector, radius: float, releases: Releases, purpose: str = PURPOSE,
-    factors: Vector | None = None, users: UserRows | None = None,
+    examples: Table, radius: float, releases: Releases, purpose: str = PURPOSE,
+    factors: Factors | None = None, users: UserRows | None = None,
 ) -> SecondMoments:  # fmt: skip
     """E[v vᵀ] of v = (a, y), the row and its target, shrunk to norm at most `radius`.
 
     A row that is shrunk counts with the weight (radius/‖v‖)². Rows that are not finite, or whose
-    target is not, count as zeros. With `factors` it is E[F ⊗ v vᵀ], and ‖F‖ ‖v‖² is shrunk to at
+    target is not, count as zeros. With `factors` it is E[F ⊗ a aᵀ], and ‖F‖ ‖a‖² is shrunk to at
     most radius².
 
     Parameters
     ----------
-    rows : DenseRows, SparseRows or another table
-        The rows, of shape (n, d).
-    targets : array of shape (n,)
-        One more column; or of shape (0,), for none.
+    examples : Examples or PartitionedExamples
+        The rows and targets.
     radius : float
         The bound on the norm of v. It must be public or come from earlier releases.
     releases : Releases
         What pays for the query.
     purpose : str
         The event of the plan.
-    factors : array of shape (n, k, k), optional
-        A symmetric matrix F for each row, which depends on that row and earlier releases alone.
+    factors : Factors, optional
+        A matrix for each row.
     users : UserRows, optional
         Whose rows they are: it is then the mean over users of the means over each user's rows.
 
@@ -78,22 +87,14 @@ def private_second_moments(
     entries off the diagonal times sqrt(2), so that its Euclidean norm is that of the matrix,
     ‖F‖ ‖v‖²/radius², at most 1. A user gives the average of what the user's rows give.
     """
-    n, dim = rows.shape
-    factors = np.ones((n, 1, 1)) if factors is None else np.ascontiguousarray(factors)
-    size = factors.shape[1] * (dim + (targets.size > 0))
+    n, dim = examples.shape
+    size = dim + 1 if factors is None else factors.size * dim
     n = n if users is None else users.count
     mechanism = GaussianSum(size * (size + 1) // 2, releases.noise_for(purpose), n)
     total = mechanism.sum()
     averages = total.averages()
-    for count, table, chosen in _by_count(rows, users):
-        first = 0
-        for part in table.parts():
-            last = first + part.starts.size - 1
-            these = slice(first, last) if chosen is None else chosen[first:last]
-            column = np.ascontiguousarray(targets[these], dtype=np.float64)
-            given = part, column, factors[these], size, 1.0 / radius
-            averages.of(count).add_by(_add_by_threads, *given)
-            first = last
+    for count, some in _by_count(examples, users):
+        some.add_to(averages.of(count), _add_moments, factors, size, 1.0 / radius)
     averages.add()
     released = mechanism.release(total, releases.source)
     matrix = np.empty((size, size))
@@ -104,17 +105,15 @@ def private_second_moments(
     return SecondMoments(radius**2 * matrix, radius**2 * noise)
 
 
-def _by_count(
-    rows: Table, users: UserRows | None
-) -> Iterator[tuple[int, Table, NDArray[np.int64] | None]]:
-    """All rows; with users, those of users with equally many together, and which these are."""
+def _by_count(examples: Table, users: UserRows | None) -> Iterator[tuple[int, Table]]:
+    """All rows; with users, those of users with equally many together."""
     if users is None:
-        yield 1, rows, None
+        yield 1, examples
         return
-    if not isinstance(rows, (DenseRows, SparseRows)):
-        raise TypeError(f"Expected rows in memory with users, found {type(rows).__name__}.")
+    if not isinstance(examples, Examples):
+        raise TypeError(f"Expected rows in memory with users, found {type(examples).__name__}.")
     for count, chosen in users.by_count(np.arange(users.count)):
-        yield count, rows.take(chosen), chosen
+        yield count, examples.take(chosen)
 
 
 def exact_second_moments(
@@ -132,21 +131,27 @@ def exact_second_moments(
     return np.asarray(whole / targets.size, dtype=np.float64)
 
 
-def _add_by_threads(
-    units: Vector, per_unit: float, limit: float, table: FlatRows, targets: Vector,
-    factors: Vector, size: int, scale: float,
+def _add_moments(
+    units: Vector, per_unit: float, limit: float, examples: Examples, factors: Factors | None,
+    size: int, scale: float,
 ) -> tuple[int, int]:  # fmt: skip
-    data, indices, starts, dense = table
+    data, indices, starts, dense = examples.rows.flat
     count = starts.size - 1
-    if count * units.size < _SPLIT_FROM or count < _ROWS_PER_SUM * _PARTS:
-        return _add_outer(units, per_unit, limit, table, targets, factors, size, scale)
+    if factors is None:
+        targets = np.ascontiguousarray(examples.targets, dtype=np.float64)
+        given = np.ones((count, 1, 1))
+    else:
+        targets = np.empty(0)
+        given = np.ascontiguousarray(factors.of(examples, *factors.arguments))
 
     def add_part(partial: Vector, edges: tuple[int, int]) -> tuple[int, int]:
         low, high = edges
         rows = FlatRows(data, indices, starts[low : high + 1], dense)
-        part = targets[low:high], factors[low:high]
+        part = targets[low:high], given[low:high]
         return _add_outer(partial, per_unit, limit, rows, *part, size, scale)
 
+    if count * units.size < _SPLIT_FROM or count < _ROWS_PER_SUM * _PARTS:
+        return add_part(units, (0, count))
     with pool_of() as pool:
         return add_parts(units, add_part, _cuts(count), pool)
 

@@ -1,0 +1,279 @@
+"""Rows with their targets: in memory, or in partitions that lie somewhere else.
+
+All that a fit does to rows is one of two things: it maps each row, or it bounds something of each
+row and adds that up. Both are functions of a table in memory. So rows may be anywhere that can
+apply a function to a part of them and add the results: see `Partitions`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from privagrad._internal.validate import Integers, Vector
+from privagrad.glm.rows import DenseRows, SparseRows
+from privagrad.privacy.bounded import Adds, BoundedSum
+from privagrad.privacy.sampling import Samples
+
+Sums = tuple[NDArray[Any], ...]
+
+
+@dataclass(frozen=True)
+class Examples:
+    """Rows in memory with their targets.
+
+    Attributes
+    ----------
+    rows : DenseRows or SparseRows
+        The features.
+    targets : array of shape (n,)
+        Numbers, signs or class numbers.
+    left_out : array of bool or None
+        Rows whose targets are unknown: they count towards n but add nothing.
+    """
+
+    rows: DenseRows | SparseRows
+    targets: Vector
+    left_out: NDArray[np.bool_] | None = None
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """The number of rows and of columns."""
+        return self.rows.shape
+
+    @property
+    def sparse(self) -> bool:
+        return self.rows.sparse
+
+    def add_to(self, total: BoundedSum, add: Callable[..., Any], *arguments: Any) -> None:
+        """Let ``add(units, per_unit, limit, examples, *arguments)`` bound and add all rows."""
+        total.add_by(add, self, *arguments)
+
+    def mapped(self, function: Callable[..., Examples], *arguments: Any) -> Examples:
+        """``function(examples, *arguments)``, which maps every row by itself."""
+        return function(self, *arguments)
+
+    def kept(self) -> Examples:
+        """The same, computed once."""
+        return self
+
+    def take(self, rows: Integers) -> Examples:
+        """Some rows, in this order."""
+        left_out = None if self.left_out is None else self.left_out[rows]
+        return Examples(self.rows.take(rows), self.targets[rows], left_out)
+
+
+class Partitions(Protocol):
+    """Rows in partitions, wherever they are: all that a fit needs of a disk or of a cluster.
+
+    Each partition holds `Examples`, and knows the number of its first row in the whole table.
+    """
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """The number of all rows and of columns. Both are public."""
+
+    @property
+    def sparse(self) -> bool:
+        """Whether rows are `SparseRows`."""
+
+    def total(self, function: Callable[..., Sums], *arguments: Any) -> Sums:
+        """``function(examples, first, *arguments)`` of every partition, added up.
+
+        `first` is the number of the partition's first row; results are arrays of the same shapes
+        everywhere. Each partition counts exactly once, whatever fails on the way.
+        """
+
+    def mapped(self, function: Callable[..., Examples], *arguments: Any) -> Partitions:
+        """The partitions ``function(examples, *arguments)``, kept where they are.
+
+        The function maps every row by itself; it may change the columns, not the rows' number.
+        """
+
+
+Step = tuple[Callable[..., Examples], tuple[Any, ...]]
+
+
+@dataclass(frozen=True)
+class PartitionedExamples:
+    """Rows in partitions, with functions that are applied to each part when it is used.
+
+    Attributes
+    ----------
+    partitions : Partitions
+        Where the rows are.
+    dim : int
+        The number of columns after the functions.
+    steps : tuple of (function, arguments)
+        What is applied, one after the other.
+    sparse : bool
+        Whether rows are then `SparseRows`.
+    """
+
+    partitions: Partitions
+    dim: int
+    sparse: bool
+    steps: tuple[Step, ...] = ()
+
+    @classmethod
+    def of(cls, partitions: Partitions) -> PartitionedExamples:
+        return cls(partitions, partitions.shape[1], partitions.sparse)
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.partitions.shape[0], self.dim
+
+    @property
+    def rows(self) -> PartitionedRows:
+        """The features alone, for queries about them."""
+        return PartitionedRows(self)
+
+    def add_to(self, total: BoundedSum, add: Callable[..., Any], *arguments: Any) -> None:
+        """Let ``add(units, per_unit, limit, examples, *arguments)`` bound and add all rows."""
+        total.add_by(_add_everywhere, self, None, add, arguments)
+
+    def add_step_to(
+        self, total: BoundedSum, step: StepOfRun, add: Callable[..., Any], *arguments: Any
+    ) -> None:
+        """`add_to` for the rows of one step alone."""
+        total.add_by(_add_everywhere, self, step, add, arguments)
+
+    def mapped(self, function: Callable[..., Examples], *arguments: Any) -> PartitionedExamples:
+        """``function(examples, *arguments)``, which maps every row by itself."""
+        # What the function makes of no rows tells which columns it leaves.
+        shown = function(_without_rows(self), *arguments)
+        return replace(
+            self,
+            dim=shown.shape[1],
+            sparse=shown.sparse,
+            steps=(*self.steps, (function, arguments)),
+        )
+
+    def kept(self) -> PartitionedExamples:
+        """The same, with the functions applied once, where the rows are."""
+        if not self.steps:
+            return self
+        return replace(self, partitions=self.partitions.mapped(apply, self.steps), steps=())
+
+
+@dataclass(frozen=True)
+class PartitionedRows:
+    """The features of `PartitionedExamples`, with what queries ask of rows in memory too."""
+
+    examples: PartitionedExamples
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.examples.shape
+
+    @property
+    def sparse(self) -> bool:
+        return self.examples.sparse
+
+    def add_to(self, total: BoundedSum, add: Adds, *arguments: Any) -> None:
+        """Let ``add(units, per_unit, limit, table, *arguments)`` bound and add all rows."""
+        self.examples.add_to(total, _add_rows, add, arguments)
+
+    def centred(self, columns: NDArray[Any], centre: Vector) -> PartitionedRows:
+        """These columns minus their centres."""
+        return PartitionedRows(self.examples.mapped(_centred, columns, centre))
+
+    def sides(self) -> PartitionedRows:
+        """Positive entries, and beside them the sizes of negative ones."""
+        return PartitionedRows(self.examples.mapped(_sides))
+
+
+@dataclass
+class StepOfRun:
+    """The rows that one step of a run sees, drawn where they are.
+
+    `size`, how many there are, is known when they were added up.
+    """
+
+    samples: Samples
+    number: int
+    size: int = 0
+
+
+def in_memory(examples: object, what: str) -> Examples:
+    """The examples, where `what` needs them in memory."""
+    if not isinstance(examples, Examples):
+        raise ValueError(f"Expected rows in memory for {what}, found rows in partitions.")
+    return examples
+
+
+def apply(examples: Examples, steps: Sequence[Step]) -> Examples:
+    """What the functions make of the examples."""
+    for function, arguments in steps:
+        examples = function(examples, *arguments)
+    return examples
+
+
+def targets_as_rows(examples: Examples) -> Examples:
+    """The targets as the only column; NaN where they are unknown."""
+    column = examples.targets.reshape(-1, 1)
+    if examples.left_out is not None:
+        column = np.where(examples.left_out[:, None], np.nan, column)
+    return replace(examples, rows=DenseRows(column))
+
+
+def _add_everywhere(
+    units: Vector, per_unit: float, limit: float, examples: PartitionedExamples,
+    step: StepOfRun | None, add: Callable[..., Any], arguments: tuple[Any, ...],
+) -> tuple[int, int]:  # fmt: skip
+    """Add up what every partition adds to a sum of its own: whole units, hence exact."""
+    asked = None if step is None else (step.samples, step.number)
+    found, counts = examples.partitions.total(
+        add_part, units.size, per_unit, limit, examples.steps, asked, add, arguments
+    )
+    units += found
+    if step is not None:
+        step.size = int(counts[2])
+    return int(counts[0]), int(counts[1])
+
+
+def add_part(
+    examples: Examples, first: int, size: int, per_unit: float, limit: float,
+    steps: Sequence[Step], asked: tuple[Samples, int] | None, add: Callable[..., Any],
+    arguments: tuple[Any, ...],
+) -> Sums:  # fmt: skip
+    """The sum of one partition; how many rows were shrunk, were left out, and were seen."""
+    if asked is not None and asked[0].batches.sampling is not None:
+        samples, number = asked
+        rows = samples.of_step(number, first, first + examples.shape[0]) - first
+        examples = examples.take(np.sort(rows))
+    units = np.zeros(size)
+    clipped, nonfinite = 0, 0
+    if examples.shape[0]:
+        clipped, nonfinite = add(units, per_unit, limit, apply(examples, steps), *arguments)
+    return units, np.array([clipped, nonfinite, examples.shape[0]], dtype=np.int64)
+
+
+def _add_rows(
+    units: Vector, per_unit: float, limit: float, examples: Examples, add: Adds,
+    arguments: tuple[Any, ...],
+) -> tuple[int, int]:  # fmt: skip
+    return examples.rows.add(units, per_unit, limit, add, arguments)
+
+
+def _centred(examples: Examples, columns: NDArray[Any], centre: Vector) -> Examples:
+    return replace(examples, rows=examples.rows.centred(columns, centre))
+
+
+def _sides(examples: Examples) -> Examples:
+    if not isinstance(examples.rows, DenseRows):
+        raise TypeError("Expected centred columns, found sparse rows.")
+    return replace(examples, rows=examples.rows.sides())
+
+
+def _without_rows(examples: PartitionedExamples) -> Examples:
+    """A table of no rows with these columns."""
+    if examples.sparse:
+        start = np.zeros(1, dtype=np.int64)
+        none = SparseRows(np.empty(0), np.empty(0, np.int64), start, examples.dim)
+        return Examples(none, np.empty(0))
+    return Examples(DenseRows(np.empty((0, examples.dim))), np.empty(0))
