@@ -70,7 +70,8 @@ class Examples:
 class Partitions(Protocol):
     """Rows in partitions, wherever they are: all that a fit needs of a disk or of a cluster.
 
-    Each partition holds `Examples`, and knows the number of its first row in the whole table.
+    Each partition holds `Examples`, and knows the number of its first row in the whole table, so
+    that it can draw its part of a sample.
     """
 
     @property
@@ -81,21 +82,23 @@ class Partitions(Protocol):
     def sparse(self) -> bool:
         """Whether rows are `SparseRows`."""
 
-    def total(self, function: Callable[..., Sums], *arguments: Any) -> Sums:
-        """``function(examples, first, *arguments)`` of every partition, added up.
+    def total(self, function: Callable[..., Sums], *arguments: Any, sample: Sample | None) -> Sums:
+        """``function(examples, *arguments)`` of every partition, added up.
 
-        `first` is the number of the partition's first row; results are arrays of the same shapes
-        everywhere. Each partition counts exactly once, whatever fails on the way.
+        Results are arrays of the same shapes everywhere. With a `sample` the examples are its rows
+        alone. Every row counts exactly once, whatever fails on the way.
         """
 
-    def mapped(self, function: Callable[..., Examples], *arguments: Any) -> Partitions:
-        """The partitions ``function(examples, *arguments)``, kept where they are.
-
-        The function maps every row by itself; it may change the columns, not the rows' number.
-        """
+    def kept(self, maps: Sequence[RowMap]) -> Partitions | None:
+        """The partitions after `maps`, kept where they are; None: better mapped at every use."""
 
 
-Step = tuple[Callable[..., Examples], tuple[Any, ...]]
+RowMap = tuple[Callable[..., "Examples"], tuple[Any, ...]]
+"""A function of examples that maps every row by itself, and its arguments: it may change the
+columns, but not the number or the order of the rows."""
+
+Sample = tuple[Samples, int]
+"""The samples of a run, and the number of a step."""
 
 
 @dataclass(frozen=True)
@@ -108,16 +111,16 @@ class PartitionedExamples:
         Where the rows are.
     dim : int
         The number of columns after the functions.
-    steps : tuple of (function, arguments)
-        What is applied, one after the other.
     sparse : bool
         Whether rows are then `SparseRows`.
+    maps : tuple of (function, arguments)
+        What is applied, one after the other.
     """
 
     partitions: Partitions
     dim: int
     sparse: bool
-    steps: tuple[Step, ...] = ()
+    maps: tuple[RowMap, ...] = ()
 
     @classmethod
     def of(cls, partitions: Partitions) -> PartitionedExamples:
@@ -146,18 +149,17 @@ class PartitionedExamples:
         """``function(examples, *arguments)``, which maps every row by itself."""
         # What the function makes of no rows tells which columns it leaves.
         shown = function(_without_rows(self), *arguments)
-        return replace(
-            self,
-            dim=shown.shape[1],
-            sparse=shown.sparse,
-            steps=(*self.steps, (function, arguments)),
-        )
+        maps = (*self.maps, (function, arguments))
+        return replace(self, dim=shown.shape[1], sparse=shown.sparse, maps=maps)
 
     def kept(self) -> PartitionedExamples:
-        """The same, with the functions applied once, where the rows are."""
-        if not self.steps:
-            return self
-        return replace(self, partitions=self.partitions.mapped(apply, self.steps), steps=())
+        """The same, with the functions applied once where the rows are, if that is faster."""
+        kept = self.partitions.kept(self.maps) if self.maps else None
+        return self if kept is None else replace(self, partitions=kept, maps=())
+
+    def total(self, function: Callable[..., Sums], *arguments: Any, sample: Sample | None) -> Sums:
+        """``function(examples, *arguments)`` of every part, added up; of a sample's rows alone."""
+        return self.partitions.total(_of_mapped, self.maps, function, arguments, sample=sample)
 
 
 @dataclass(frozen=True)
@@ -206,9 +208,9 @@ def in_memory(examples: object, what: str) -> Examples:
     return examples
 
 
-def apply(examples: Examples, steps: Sequence[Step]) -> Examples:
+def apply(examples: Examples, maps: Sequence[RowMap]) -> Examples:
     """What the functions make of the examples."""
-    for function, arguments in steps:
+    for function, arguments in maps:
         examples = function(examples, *arguments)
     return examples
 
@@ -225,10 +227,10 @@ def _add_everywhere(
     units: Vector, per_unit: float, limit: float, examples: PartitionedExamples,
     step: StepOfRun | None, add: Callable[..., Any], arguments: tuple[Any, ...],
 ) -> tuple[int, int]:  # fmt: skip
-    """Add up what every partition adds to a sum of its own: whole units, hence exact."""
-    asked = None if step is None else (step.samples, step.number)
-    found, counts = examples.partitions.total(
-        add_part, units.size, per_unit, limit, examples.steps, asked, add, arguments
+    """Add up what every part adds to a sum of its own: whole units, hence exact."""
+    sample = None if step is None else (step.samples, step.number)
+    found, counts = examples.total(
+        add_part, units.size, per_unit, limit, add, arguments, sample=sample
     )
     units += found
     if step is not None:
@@ -236,21 +238,22 @@ def _add_everywhere(
     return int(counts[0]), int(counts[1])
 
 
-def add_part(
-    examples: Examples, first: int, size: int, per_unit: float, limit: float,
-    steps: Sequence[Step], asked: tuple[Samples, int] | None, add: Callable[..., Any],
+def _of_mapped(
+    examples: Examples, maps: Sequence[RowMap], function: Callable[..., Sums],
     arguments: tuple[Any, ...],
 ) -> Sums:  # fmt: skip
-    """The sum of one partition; how many rows were shrunk, were left out, and were seen."""
-    if asked is not None and asked[0].batches.sampling is not None:
-        samples, number = asked
-        rows = samples.of_step(number, first, first + examples.shape[0]) - first
-        examples = examples.take(np.sort(rows))
-    units = np.zeros(size)
-    clipped, nonfinite = 0, 0
+    return function(apply(examples, maps), *arguments)
+
+
+def add_part(
+    examples: Examples, size: int, per_unit: float, limit: float, add: Callable[..., Any],
+    arguments: tuple[Any, ...],
+) -> Sums:  # fmt: skip
+    """The sum of some rows; how many were shrunk, were left out as not finite, and were seen."""
+    units, counts = np.zeros(size), (0, 0)
     if examples.shape[0]:
-        clipped, nonfinite = add(units, per_unit, limit, apply(examples, steps), *arguments)
-    return units, np.array([clipped, nonfinite, examples.shape[0]], dtype=np.int64)
+        counts = add(units, per_unit, limit, examples, *arguments)
+    return units, np.array([*counts, examples.shape[0]], dtype=np.int64)
 
 
 def _add_rows(

@@ -71,11 +71,10 @@ class PartitionedGradients:
         self, total: Vector, x: Vector, batch: StepOfRun, pool: Executor | None = None
     ) -> tuple[int, int]:
         """total += Σ_i ∇F(x; z_i): in another order of partitions the last digits may differ."""
-        asked = batch.samples, batch.number
-        found, counts = self.examples.partitions.total(
-            add_part, total.size, 1.0, 1.0, self.examples.steps, asked, _add_plain,
-            ((self.loss, self.outputs), x),
-        )  # fmt: skip
+        model, sample = (self.loss, self.outputs), (batch.samples, batch.number)
+        found, counts = self.examples.total(
+            add_part, total.size, 1.0, 1.0, _add_plain, (model, x), sample=sample
+        )
         total += found
         batch.size = int(counts[2])
         return 0, int(counts[1])

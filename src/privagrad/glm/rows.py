@@ -102,6 +102,10 @@ class DenseRows:
         """Some rows, in this order."""
         return self if _are_all(rows, self.shape[0]) else DenseRows(self.array[rows])
 
+    def part(self, first: int, stop: int) -> DenseRows:
+        """The rows from `first` to before `stop`, without a copy."""
+        return DenseRows(self.array[first:stop])
+
     def without(self, rows: NDArray[np.bool_]) -> DenseRows:
         """The table with these rows set to zeros, in place."""
         self.array[rows] = 0.0
@@ -180,17 +184,31 @@ class SparseRows:
 
     def narrowed(self, rows: NDArray[np.int64]) -> tuple[SparseRows, NDArray[np.int64]]:
         """Some rows as a table of the columns of their entries alone, and these columns."""
-        counts = self.indptr[rows + 1] - self.indptr[rows]
-        starts = np.concatenate([[0], np.cumsum(counts)])
-        places = np.repeat(self.indptr[rows] - starts[:-1], counts) + np.arange(starts[-1])
+        places, starts = self._entries(rows)
         columns, indices = np.unique(self.indices[places], return_inverse=True)
-        # Of the same types, so that the same machine code reads them.
-        indices, starts = indices.astype(self.indices.dtype), starts.astype(self.indptr.dtype)
+        indices = indices.astype(self.indices.dtype)
         return SparseRows(self.data[places], indices, starts, columns.size), columns
 
     def take(self, rows: Integers) -> SparseRows:
         """Some rows, in this order."""
-        return self if _are_all(rows, self.shape[0]) else _sparse(self.matrix[rows])
+        if _are_all(rows, self.shape[0]):
+            return self
+        places, starts = self._entries(rows)
+        return SparseRows(self.data[places], self.indices[places], starts, self.dim)
+
+    def part(self, first: int, stop: int) -> SparseRows:
+        """The rows from `first` to before `stop`, without a copy of their entries."""
+        starts = self.indptr[first : stop + 1]
+        entries = slice(int(starts[0]), int(starts[-1]))
+        return SparseRows(self.data[entries], self.indices[entries], starts - starts[0], self.dim)
+
+    def _entries(self, rows: Integers) -> tuple[NDArray[np.int64], NDArray[Any]]:
+        """Where the entries of some rows are, and where each row's start among them."""
+        counts = self.indptr[rows + 1] - self.indptr[rows]
+        starts = np.concatenate([[0], np.cumsum(counts)])
+        places = np.repeat(self.indptr[rows] - starts[:-1], counts) + np.arange(starts[-1])
+        # Of the same type, so that the same machine code reads them.
+        return places, starts.astype(self.indptr.dtype)
 
     def without(self, rows: NDArray[np.bool_]) -> SparseRows:
         """The table with these rows set to zeros, in place."""
