@@ -234,7 +234,7 @@ def test_what_a_vector_adds_does_not_depend_on_the_others(data, dim):
 )
 @pytest.mark.parametrize("threads", [None, 2])
 def test_every_coordinate_of_large_tensors_gets_noise_of_its_own(sizes, threads):
-    parts = [Part(np.zeros(n), np.ones(n), np.zeros(n)) for n in sizes]
+    parts = [Part([np.zeros(n)], np.ones(n), np.zeros(n)) for n in sizes]
     mechanism = GaussianSum(sum(sizes), 1.0, 1.0)
     with pool_of(threads or 1) as pool:
         mechanism.release(mechanism.sum_of_parts(parts, 1.0), random_source(), pool)
