@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
@@ -162,8 +161,8 @@ class SumRelease:
         return known.values[place.start - share.start : place.stop - share.start]
 
     def _threads(self) -> ThreadPoolExecutor | None:
-        if self._pool is None and (os.cpu_count() or 1) > 1:
-            self._pool = ThreadPoolExecutor(min(4, os.cpu_count() or 1))
+        if self._pool is None and torch.get_num_threads() > 1:
+            self._pool = ThreadPoolExecutor(min(4, torch.get_num_threads()))
         return self._pool
 
 

@@ -12,7 +12,7 @@ from privagrad.torch.processes import Processes
 from privagrad.torch.scales import accurate
 
 _EXCHANGED = 2**18
-"""Coordinates of each process's share that are exchanged at once: what the buffers hold."""
+"""Coordinates of all shares together that are exchanged at once: what a buffer holds."""
 
 
 class Piece(NamedTuple):
@@ -43,6 +43,15 @@ class Shares:
     processes : Processes
     tensors : mapping of str to Tensor
         The same names and shapes in all processes.
+
+    Attributes
+    ----------
+    size : int
+        The number of all coordinates.
+    own : dict of str to slice
+        Those of this process, by tensor.
+    width : int
+        How many of each process's coordinates are exchanged at once.
     """
 
     def __init__(self, processes: Processes, tensors: Mapping[str, Tensor]) -> None:
@@ -55,10 +64,10 @@ class Shares:
         kinds = {accurate(tensor.detach()).dtype for tensor in tensors.values()}
         self._kind = torch.float64 if torch.float64 in kinds else torch.float32
         self.own = {piece.name: piece.place for piece in self._of(processes.rank, 0, self._each)}
-        self._width = min(max(self._each, 1), _EXCHANGED)
+        self.width = min(max(self._each, 1), max(1, _EXCHANGED // processes.count))
         self._rounds = [
-            [list(self._of(rank, start, start + self._width)) for rank in range(processes.count)]
-            for start in range(0, self._each, self._width)
+            [list(self._of(rank, start, start + self.width)) for rank in range(processes.count)]
+            for start in range(0, self._each, self.width)
         ]
 
     def _of(self, rank: int, start: int, stop: int) -> Iterator[Piece]:
@@ -98,7 +107,7 @@ class Shares:
     def _rows(self, tensors: Mapping[str, Tensor], pieces: list[list[Piece]]) -> Tensor:
         """The values of the pieces, a row for each list of them."""
         device = self.processes.device
-        rows = torch.zeros(len(pieces), self._width, dtype=self._kind, device=device)
+        rows = torch.zeros(len(pieces), self.width, dtype=self._kind, device=device)
         for row, of_process in zip(rows, pieces, strict=True):
             for name, place, at in of_process:
                 row[at] = tensors[name][place]
