@@ -276,9 +276,12 @@ def refused(rank: int) -> Seen:
         for step, (x, y) in enumerate(loader):
             optimizer.zero_grad()
             nn.functional.cross_entropy(module(x), y).backward()
-            if rank and step == 2 and change is not None:
+            if (rank or change is hook) and step == 2 and change is not None:
                 change(optimizer, loader)
             optimizer.step()
+
+    def spoil(optimizer: Any, loader: Any) -> None:
+        loader.charges.spoil()  # as if the loop had used other rows
 
     def scale(optimizer: Any, _: Any) -> None:
         own = dict(optimizer.scales)
@@ -288,7 +291,7 @@ def refused(rank: int) -> Seen:
         optimizer.param_groups[0]["lr"] = 1.0
 
     def hook(optimizer: Any, _: Any) -> None:
-        optimizer.original_optimizer.register_step_pre_hook(lambda *_: None)
+        optimizer.register_step_pre_hook(lambda *_: None)
 
     generators = [torch.Generator().manual_seed(1), torch.Generator().manual_seed(1)]
     return {
@@ -301,8 +304,10 @@ def refused(rank: int) -> Seen:
         "noise": error_of(lambda: start(noise=("gaussian", "discrete")[rank])),
         "ellipsoid": error_of(lambda: start(ellipsoid=(None, "pagan")[rank])),
         "peek": error_of(lambda: loop(lambda _, loader: next(iter(loader)))),
+        "charge": error_of(lambda: loop(spoil)),
         "scale": error_of(lambda: loop(scale)),
         "learning rate": error_of(lambda: loop(learning_rate)),
+        "new hook": error_of(lambda: loop(hook)),
         "frozen": error_of(lambda: start_with_frozen(rank)),
     }
 

@@ -178,6 +178,11 @@ def test_a_checkpoint_continues_with_any_number_of_processes(results: Results) -
         ("noise", "noise= and verify= to be the same in all processes, found ('flat', 'mean', 'g"),
         ("ellipsoid", "Expected the shape of the ellipsoid to be the same in all processes"),
         ("peek", "the same number of batches drawn at a step, found 3 in process 0 and 4 in"),
+        (
+            "charge",
+            "the same charge (1: for the batch that its data loader drew, 0: for all rows) at",
+        ),
+        ("new hook", "found a new step hook: it would see this process's share"),
         ("scale", "the same ellipsoid (a hash of it) at a step"),
         ("learning rate", "the same optimizer's options (a hash of them) at a step"),
         ("frozen", "Expected the trainable parameters to be the same in all processes"),

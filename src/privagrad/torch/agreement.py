@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -72,15 +72,26 @@ def agreed_terms(
     """
     rows = processes.gathered([*own, needs_whole, *facts.values()])
     kept = len(own) + 1
+    _refuse_other_facts(facts, [row[kept:] for row in rows])
+    return ReleaseTerms(*rows[0][: len(own)]), any(row[len(own)] for row in rows)
+
+
+def refuse_other_payments(processes: Processes, by_batch: bool) -> None:
+    """Refuse a release that is cheaper in one process than in another: it has one price."""
+    if processes.count > 1:
+        name = "charge (1: for the batch that its data loader drew, 0: for all rows)"
+        _refuse_other_facts([name], processes.gathered([by_batch]))
+
+
+def _refuse_other_facts(names: Iterable[str], rows: Sequence[Sequence[float]]) -> None:
     for rank, row in enumerate(rows):
-        for name, first, found in zip(facts, rows[0][kept:], row[kept:], strict=True):
+        for name, first, found in zip(names, rows[0], row, strict=True):
             if found != first:
                 raise RuntimeError(
                     f"Expected all processes to have the same {name} at a step, found {first:.0f} "
                     f"in process 0 and {found:.0f} in process {rank}: nothing was released. Run "
                     "the same loop in all processes, one step for each batch of the data loader."
                 )
-    return ReleaseTerms(*rows[0][: len(own)]), any(row[len(own)] for row in rows)
 
 
 def description(optimizer: Optimizer, names: Mapping[int, str]) -> object:

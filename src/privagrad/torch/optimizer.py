@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 
 from privagrad._internal import validate
 from privagrad.privacy.noise import RandomSource
-from privagrad.torch.agreement import agreed_terms, scales_hash
+from privagrad.torch.agreement import agreed_terms, refuse_other_payments, scales_hash
 from privagrad.torch.clipping import AdaptiveClipping, Clipping
 from privagrad.torch.ellipsoids import TrainingEllipsoid
 from privagrad.torch.opacus_names import hint_for_optimizer
@@ -54,7 +54,8 @@ class PrivateOptimizer(WrappedOptimizer):
         Of the tape's parameters: of several processes each releases its own, and steps its own
         where `optimizer` treats every coordinate by itself.
     charge : callable
-        Called with the noise multiplier of every release before it is made.
+        Called with the noise multiplier of every release before it is made; returns whether a
+        batch of the data loader pays for it.
     most_rows : int, optional
         Given where users are protected: how many rows of one count at most. g_i is then the
         average of a user's bounded gradients, of all of the user's rows in the data set.
@@ -76,7 +77,7 @@ class PrivateOptimizer(WrappedOptimizer):
         *,
         source: RandomSource,
         shares: Shares,
-        charge: Callable[[float], None],
+        charge: Callable[[float], bool],
         most_rows: int | None = None,
     ) -> None:
         super().__init__(optimizer)
@@ -260,7 +261,7 @@ class PrivateOptimizer(WrappedOptimizer):
         count = None
         if adaptive is not None:
             count = Count(self._count, adaptive.count_share(terms.noise_multiplier))
-        self._charge(terms.noise_multiplier)
+        refuse_other_payments(self._processes, self._charge(terms.noise_multiplier))
         self.releases += 1
         totals = {name: self._sum_of(name, p) for name, p in self.tape.parameters.items()}
         released = self._release_sums(totals, self.scales, terms, count)
