@@ -279,13 +279,15 @@ def test_a_checkpoint_of_a_stranger_runs_no_code(path: Path) -> None:
 
 
 def test_a_checkpoint_needs_no_more_memory_than_its_bytes(path: Path) -> None:
-    """An entry of a gigabyte of zeros, packed into a megabyte."""
+    """64 megabytes of zeros, packed into 64 kilobytes."""
     run = fresh()
     save(run, path)
-    with zipfile.ZipFile(path, "a", zipfile.ZIP_DEFLATED) as archive:
-        with archive.open("checkpoint/data/9", "w", force_zip64=True) as entry:
-            for _ in range(64):
-                entry.write(bytes(2**20))
+    with (
+        zipfile.ZipFile(path, "a", zipfile.ZIP_DEFLATED) as archive,
+        archive.open("checkpoint/data/9", "w", force_zip64=True) as entry,
+    ):
+        for _ in range(64):
+            entry.write(bytes(2**20))
     with pytest.raises(ValueError, match="larger than the file"):
         run.engine.load_checkpoint(path=path, module=run.module)
 
@@ -320,7 +322,7 @@ def test_a_damaged_record_is_refused(path: Path, damage: bytes) -> None:
     """Of other damage nobody knows what it replaced."""
     journal = resumed_twice(path)
     journal.write_bytes(damage + journal.read_bytes())
-    with pytest.raises(ValueError, match="line 1 of checkpoint.pt.resumed"):
+    with pytest.raises(ValueError, match=r"line 1 of checkpoint\.pt\.resumed"):
         load(path)
 
 

@@ -21,6 +21,10 @@ ENDINGS = (".libsvm", ".svm", ".svmlight", ".t", "")
 LABEL = "(target)"
 
 
+MOST_COLUMNS = 2**26
+"""One line could otherwise ask for more memory than there is."""
+
+
 def is_libsvm(path: Path) -> bool:
     return path.suffix.lower() in ENDINGS
 
@@ -113,7 +117,10 @@ def read_libsvm(path: Path, columns: int | None = None) -> tuple[Any, Vector]:
             f"Expected rows with indices from 1 in {path.name}, found none or an index 0."
         )
     dim = max(indices, default=0) + 1 if columns is None else columns
-    if dim > 2**31 - 1:
-        raise ValueError(f"Expected indices below 2^31 in {path.name}, found {dim}.")
+    if dim > MOST_COLUMNS:
+        raise ValueError(
+            f"Expected indices up to {MOST_COLUMNS:,} in {path.name}, found {dim}: a model has "
+            "several numbers for every column."
+        )
     X = csr_array((np.array(values), np.array(indices), np.array(starts)), shape=(len(labels), dim))
     return X, np.array(labels)
