@@ -36,7 +36,12 @@ from tests.torch.small import private
 Row = tuple[str, str]
 NOBODY = 65534
 MEBIBYTE = 2**20
-_COMMAND = "import sys; from privagrad.cli import app; print('loaded', file=sys.stderr, flush=True); app()"
+_COMMAND = """
+import sys
+from privagrad.cli import app
+print("loaded", file=sys.stderr, flush=True)
+app()
+"""
 _CLEAR = (OSError, ValueError, MemoryError)
 
 
