@@ -89,10 +89,10 @@ def test_tighter_than_guesses_on_gaussians(epsilon: float) -> None:
     assert 1.15 * older.measured < found.measured <= epsilon
 
 
-def test_half_the_noise_is_a_violation() -> None:
+def test_half_of_the_noise_is_a_violation() -> None:
     """Which (ε, δ) alone does not see."""
     event = claim(1.0)
-    seen = run(2.5 / event.noise_multiplier, 5000)
+    seen = run(2.0 / event.noise_multiplier, 20_000)
     assert measure_run_by_curve(*seen, [event], DELTA).violated
     assert not measure_run(*seen, 1.0, DELTA).violated
 

@@ -120,7 +120,7 @@ def _of_scores(
     included: list[bool], values: list[float], epsilon: float, delta: float, confidence: float,
     name: str, bound: str,
 ) -> Audit:  # fmt: skip
-    """The bound from a training of the user's own; its claim is Gaussian where a curve is needed."""
+    """The bound from a training of the user's own; a curve is that of a Gaussian release."""
     from privagrad.audit import measure_run, measure_run_by_curve
     from privagrad.privacy.accounting import PrivacyPlan
     from privagrad.privacy.events import GaussianEvent

@@ -50,6 +50,7 @@ def _read(path: Path, document: str, arrays: tuple[str, ...]) -> dict[str, Any]:
         found = json.loads(archive.read(document))
         if not isinstance(found, dict):
             raise ValueError(f"no model of privagrad: no JSON object in {document}")
+        json.dumps(found, ensure_ascii=False).encode()  # no halves of characters
         for name in arrays:
             found[name] = _array(archive.read(f"{name}.npy"), name)
     return found

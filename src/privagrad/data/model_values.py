@@ -7,7 +7,7 @@ from typing import Any
 from privagrad.privacy.report_codec import report_from_json
 
 _TEXT, _NUMBER, _WHOLE, _FLAG, _NOTHING = "text", "number", "whole number", "flag", "null"
-_TEXTS, _NUMBERS = "list of texts", "list of numbers"
+_TEXTS, _NUMBERS, _MATRIX = "list of texts", "list of numbers", "list of lists of numbers"
 
 _REQUIRED = ("at", "version", "table", "rows", "method", "steps", "batch_size", "dataset", "run")
 _MADE: dict[str, tuple[str, ...]] = {
@@ -25,7 +25,9 @@ _EVALUATION: dict[str, tuple[str, ...]] = {
     "table": (_TEXT,),
     "rows": (_WHOLE,),
     **dict.fromkeys(("answer", "quantile", "factor"), (_NUMBER, _NOTHING)),
-    **dict.fromkeys(("scale", "shares", "confusion", "confusion_noise"), (_NUMBERS, _NOTHING)),
+    **dict.fromkeys(("scale", "shares"), (_NUMBERS, _NOTHING)),
+    "confusion": (_MATRIX, _NOTHING),
+    "confusion_noise": (_MATRIX, _NUMBERS, _NUMBER, _NOTHING),
     **dict.fromkeys(("score", "baseline", "score_noise"), (_NUMBER, _NOTHING)),
 }
 _CURVES = {
@@ -62,7 +64,10 @@ def check_evaluation(evaluation: dict[str, Any]) -> None:
             raise ValueError(f"{name} without a value and its noise")
     for name, entries in _CURVES.items():
         curve = _table(evaluation.get(name) or {}, name)
-        if curve and not (set(entries) <= curve.keys() and _is([*curve.values()], _NUMBERS)):
+        if curve and not (
+            set(entries) <= curve.keys()
+            and all(_is(entry, _NUMBERS) or _is(entry, _NUMBER) for entry in curve.values())
+        ):
             raise ValueError(f"{name} without {', '.join(entries)}")
     if "test" in evaluation:
         test = _table(evaluation["test"], "test")
@@ -96,9 +101,9 @@ def _is(value: Any, kind: str) -> bool:
         return isinstance(value, str) and _is_unicode(value)
     if kind == _TEXTS:
         return isinstance(value, list) and all(_is(item, _TEXT) for item in value)
-    if kind == _NUMBERS:
-        numbers = isinstance(value, list) and all(_is(item, _NUMBERS) for item in value)
-        return numbers or _is(value, _NUMBER)
+    if kind in (_NUMBERS, _MATRIX):
+        inner = _NUMBER if kind == _NUMBERS else _NUMBERS
+        return isinstance(value, list) and all(_is(item, inner) for item in value)
     if isinstance(value, bool) or not isinstance(value, int | float):
         return False
     if kind == _WHOLE:
