@@ -148,7 +148,8 @@ def model_file() -> bytes:
 def read_model(path: Path) -> object:
     fitted = load_model(path)
     fitted.predict(np.zeros((1, len(fitted.features))))
-    return card_text(privacy_card(fitted)), fitted._repr_html_(), save_model(fitted, path)
+    save_model(fitted, path)
+    return card_text(privacy_card(fitted)), fitted._repr_html_()
 
 
 def card_files() -> list[bytes]:

@@ -125,7 +125,7 @@ def full_disk_of_checkpoints(folder: Path, luck: random.Random, times: int) -> R
     """A journal that cannot be written: the release is not made, and whoever resumes can."""
     path, errors = folder / "checkpoint.pt", 0
     folder.mkdir()
-    options = {"noise_multiplier": 2.0, "poisson_sampling": True, "batch_size": 8}
+    options: dict[str, Any] = {"noise_multiplier": 2.0, "poisson_sampling": True, "batch_size": 8}
     first = private(engine=PrivacyEngine(), **options)
     first.engine.save_checkpoint(path=path, module=first.module, optimizer=first.optimizer)
 
@@ -292,6 +292,8 @@ def control_c(folder: Path, luck: random.Random, times: int) -> Row:
         child = subprocess.Popen(
             [sys.executable, "-c", _COMMAND, *command], cwd=place, text=True,
             env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+            # A shell lets what it runs in the background ignore it.
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         )  # fmt: skip
         try:
             child.wait(luck.uniform(0.05, 2.5))

@@ -110,7 +110,7 @@ def measure_run_by_curve(
 
 
 def lines_of(
-    events: tuple[Release, ...], relation: Relation | None, delta: float
+    events: tuple[Release, ...], relation: Relation, delta: float
 ) -> tuple[Vector, Vector]:
     """Epsilons and their δ: F(x) ≤ δ + e^ε x, and F(x) ≤ 1 - e^{-ε} (1 - δ - x)."""
     total = Total.of(events, relation, delta, fine=False)
