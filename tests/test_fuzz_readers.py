@@ -238,9 +238,9 @@ READERS = [
     Reader("t.libsvm", read_libsvm, libsvm_files, examples=150),
     Reader("schema.toml", read_schema, lambda: [SCHEMA.encode()], examples=150),
     Reader("statement.toml", read_statement, lambda: [statement_template().encode()]),
-    Reader("m.model", read_model, lambda: [model_file()], json_in="model.json", examples=60),
+    Reader("m.model", read_model, lambda: [model_file()], json_in="model.json", examples=40),
     Reader("c.json", read_card, card_files, json_in="", examples=80),
-    Reader("c.pt", read_checkpoint, checkpoint_files, json_in="none", examples=40),
+    Reader("c.pt", read_checkpoint, checkpoint_files, json_in="none", examples=25),
     Reader("c.pt.resumed", read_journal, journal_files, examples=150),
     Reader("l.db", read_ledger, ledger_files, examples=60),
 ]

@@ -53,7 +53,6 @@ def whole_run(
     """
     validate.choice("view", view, get_args(View))
     validate.choice("bound", bound, get_args(Bound))
-    validate.choice("bound", bound, ("guesses", "test"))
     chosen = Configuration(**configuration)
     if chosen.door == "torch":
         raise ValueError(

@@ -192,14 +192,25 @@ def save_model(model: SavedModel, path: Path, ready: Callable[[], None] = lambda
     card: dict[str, Any] = {"format": FORMAT, "version": version}
     card |= {f.name: getattr(model, f.name) for f in fields(model) if f.name not in _ARRAYS}
     card["schema"] = None if model.schema is None else as_values(model.schema)
+    try:
+        content = _packed(card, {name: getattr(model, name) for name in _ARRAYS})
+    except ValueError as error:
+        # An archive whose writing was interrupted complains, while it is closed, of that.
+        if isinstance(error.__context__, KeyboardInterrupt):
+            raise KeyboardInterrupt from None
+        raise
+    write_once_ready(path, content, ready)
+
+
+def _packed(card: dict[str, Any], arrays: dict[str, NDArray[np.float64]]) -> bytes:
     content = io.BytesIO()
     with zipfile.ZipFile(content, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("model.json", json.dumps(card, indent=1, ensure_ascii=False))
-        for name in _ARRAYS:
+        for name, array in arrays.items():
             with archive.open(f"{name}.npy", "w") as entry:
-                array = np.ascontiguousarray(getattr(model, name), dtype=np.float64)
-                np.save(entry, array, allow_pickle=False)
-    write_once_ready(path, content.getvalue(), ready)
+                plain = np.ascontiguousarray(array, dtype=np.float64)
+                np.save(entry, plain, allow_pickle=False)
+    return content.getvalue()
 
 
 def load_model(path: Path) -> SavedModel:
