@@ -17,7 +17,8 @@ from functools import partial
 import numpy as np
 
 from privagrad._internal.validate import Vector
-from privagrad.privacy.privacy_loss import ROUNDING, LossGrid
+from privagrad.privacy.privacy_loss import LossGrid
+from privagrad.privacy.rounding import ROUNDING
 from privagrad.privacy.roots import crossing, least
 
 _FFT_ROUNDINGS = 8.0

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from privagrad._internal.jit import kernel
 
-Sampling = Literal["poisson", "with_replacement", "without_replacement"]
+Sampling = Literal["poisson", "with_replacement", "without_replacement", "random_allocation"]
 SAMPLINGS: tuple[Sampling, ...] = ("poisson", "with_replacement", "without_replacement")
 Rows = NDArray[np.int64]
 
@@ -69,6 +69,8 @@ def batches(
         for _ in range(steps):
             yield everything[:]
         return
+    if sampling == "random_allocation":
+        raise NotImplementedError("Random allocation is accounted for, but not drawn yet.")
     per_block = max(1, min(steps, _BLOCK // batch_size))
     for start in range(0, steps, per_block):
         count = min(per_block, steps - start)

@@ -11,7 +11,7 @@ from typing import Any
 from privagrad.privacy.accounting import PrivacyPlan, PrivacyReport
 from privagrad.privacy.codec import VERSION as EVENTS_VERSION
 from privagrad.privacy.codec import as_json
-from privagrad.privacy.events import Event, GaussianEvent, SelectEvent, Unit
+from privagrad.privacy.events import Event, GaussianEvent, SelectEvent, Unit, releases_per_draw
 from privagrad.privacy.totals import sensitivity_of
 from privagrad.report.statement import one_line
 
@@ -36,6 +36,8 @@ _SAMPLING = {
     "without_replacement": "Each step draws batch_size different rows, all such sets being equally "
     "likely",
     "with_replacement": "Each step draws one of n_examples rows, batch_size times independently",
+    "random_allocation": "In every epoch of n_examples / batch_size steps, rounded, each row is in "
+    "exactly one step, uniformly at random and independently of all other rows",
 }
 _RESETS = (
     "Never: the releases of this run count together, and nothing that was spent comes back with "
