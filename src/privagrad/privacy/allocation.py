@@ -263,7 +263,8 @@ def _thinned(ratio: Ratio, coarsest: float) -> Ratio:
     start, stop = ends[cells - 1], ends[cells]
     above = (np.arange(len(steps)) - start) * ratio.interval
     share, rest = _shares(above, (stop - start) * ratio.interval)
-    masses = np.bincount(cells, ratio.masses * share, ends.size)
+    masses = np.zeros(ends.size)
+    masses += np.bincount(cells, ratio.masses * share, ends.size)
     masses += np.bincount(cells - 1, ratio.masses * rest, ends.size)
     rounding = ratio.rounding + ROUNDING * (20 + int(np.diff(ends).max()))
     return replace(ratio, places=ratio.places[ends], masses=masses, rounding=rounding)

@@ -122,7 +122,8 @@ def _atoms_on_grid(atoms: Atoms, interval: float) -> LossGrid:
     share = np.clip(share, 0.0, 1.0)
     first = int(cells[0])
     places = cells.astype(np.int64) - first
-    masses = np.bincount(places, atoms.masses * (1 - share), int(places[-1]) + 2)
+    masses = np.zeros(int(places[-1]) + 2)
+    masses += np.bincount(places, atoms.masses * (1 - share), masses.size)
     masses += np.bincount(places + 1, atoms.masses * share, masses.size)
     depth = 8 + 2 * max(abs(atoms.low), abs(atoms.high))
     rounding = atoms.rounding + ROUNDING * (8 * depth / min(interval, 1.0) + places.size)

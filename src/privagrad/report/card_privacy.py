@@ -231,9 +231,11 @@ def _gaussian(report: PrivacyReport) -> dict[str, Any]:
     if any(event.sampling == "with_replacement" and event.batch_size > 1 for event in events):
         return unknown("A row may be drawn several times into one batch.")
     sensitivity = sensitivity_of(report.relation)
-    squares = (event.count * (sensitivity / event.noise_multiplier) ** 2 for event in events)
+    squares = (_seen(event) * (sensitivity / event.noise_multiplier) ** 2 for event in events)
     mu = math.sqrt(math.fsum(squares))
     formula = f"the root of the sum of count * ({sensitivity:g} / noise_multiplier)^2"
+    if any(_seen(event) < event.count for event in events):
+        formula += " (under random allocation count is the number of epochs)"
     if all(event.rate == 1 for event in events):
         return {"mu": mu, "is": "exact", "words": f"All releases use all rows: mu is {formula}."}
     return {
@@ -247,9 +249,21 @@ def _gaussian(report: PrivacyReport) -> dict[str, Any]:
 def _contribution(events: tuple[Event, ...]) -> str:
     if not events:
         return "None: nothing is bounded where no noise is added."
-    total = sum(event.count for event in events)
+    total, most = (sum(of(event) for event in events) for of in (_count, _seen))
+    part = f"all {total} releases"
+    if most < total:
+        part = f"{most} of {total} releases, one in every epoch of random allocation"
     return (
         "In each release the vector that is computed from one row has a norm of at most 1, in the "
         "units in which noise_multiplier is the standard deviation of the noise. One row may take "
-        f"part in all {total} releases, and the accountant counts it so."
+        f"part in {part}, and the accountant counts it so."
     )
+
+
+def _count(event: Event) -> int:
+    return event.count
+
+
+def _seen(event: Event) -> int:
+    """The most releases that one row takes part in."""
+    return event.count // releases_per_draw(event)
