@@ -64,10 +64,12 @@ LARGEST_MU = 10.0
 
 _FINENESS = 0.0125
 """The grid of logarithms of Y, over their standard deviation."""
+_TOLERATED = 1.05
 _BULK = 8.0
-"""How many standard deviations above its expectation a mean stays on the finest grid."""
+"""How many deviations above its median a mean stays on the finest grid."""
+_BELOW = 0.1587
 _MORE = 1 + 1e-6
-"""For bounds that are computed with rounding."""
+"""For bounds that are computed with rounding. _BELOW: Φ(-1)."""
 _NODES = 10
 """Gauss and Legendre's nodes in a cell: in cells of 0.0125 deviations the error is below 1e-30."""
 
@@ -101,13 +103,14 @@ def likelihood_ratio(mu: float, steps: int, tail: float) -> Ratio:
     """R̂ for `steps` steps an epoch, with values of probability at most `tail` left out.
 
     Means of m values are formed for every m whose binary digits begin those of `steps`. Their grid
-    is as much finer than that of the Y_i as their deviation is smaller, up to a factor of two.
+    is as much finer than that of the Y_i as they are closer together, up to a factor of two.
     """
     part = tail / (4 * steps.bit_length())
     one = _one_step(mu, steps, part)
     found, size = one, 1
     for digit in bin(steps)[3:]:
-        spacing = one.interval * 2.0 ** -(size.bit_length() // 2)
+        enough = found.interval <= _TOLERATED * _FINENESS * _bulk(found)[1]
+        spacing = found.interval if enough else found.interval / 2
         found = _mean(found, found, 0.5, spacing)
         size *= 2
         found = _thinned(_without_ends(found, steps / size, part), one.interval)
@@ -248,11 +251,19 @@ def _without_ends(ratio: Ratio, blocks: float, tail: float) -> Ratio:
     )
 
 
+def _bulk(ratio: Ratio) -> tuple[float, float]:
+    """The median of the logarithm, and what the value at one normal deviation lies below it."""
+    sums = np.cumsum(ratio.masses)
+    low, middle = ratio.logs[np.searchsorted(sums, sums[-1] * np.array([_BELOW, 0.5]))]
+    return float(middle), float(middle - low)
+
+
 def _thinned(ratio: Ratio, coarsest: float) -> Ratio:
     """The same with fewer places far above 1, where one large Y decides: relative to it as fine."""
-    bulk = 1 + _BULK * ratio.interval / _FINENESS
-    gaps = coarsest / ratio.interval * (1 - bulk * np.exp(-ratio.logs))
-    steps = np.maximum(gaps.astype(np.int64), 1).tolist()
+    median, deviation = _bulk(ratio)
+    end = math.exp(median) * (1 + _BULK * deviation)
+    gaps = coarsest / ratio.interval * (1 - end * np.exp(-ratio.logs))
+    steps = np.maximum(gaps, 1.0).astype(np.int64).tolist()
     chosen = [0]
     while chosen[-1] < len(steps) - 1:
         chosen.append(min(chosen[-1] + steps[chosen[-1]], len(steps) - 1))
