@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import replace
+from decimal import Decimal, getcontext
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,14 @@ from scipy.special import ndtr
 from privagrad._internal.validate import Vector
 from privagrad.privacy import codec
 from privagrad.privacy.accounting import PrivacyPlan
-from privagrad.privacy.allocation import LARGEST_MU, Ratio, _mean, _one_step, likelihood_ratio
+from privagrad.privacy.allocation import (
+    LARGEST_MU,
+    Ratio,
+    _mean,
+    _one_step,
+    _splits,
+    likelihood_ratio,
+)
 from privagrad.privacy.composition import gaussian_delta, gaussian_epsilon
 from privagrad.privacy.events import (
     GaussianEvent,
@@ -350,6 +358,26 @@ def test_means_of_two_lie_above_in_convex_order(weight: float, stride: int, fine
     assert (above >= exact * (1 - 1e-12)).all()
     # One cell moves a value by at most half its width in absolute mean.
     assert (above <= exact + masses.sum() * strikes * h / finer).all()
+
+
+@pytest.mark.parametrize("weight", [0.5, 1 / 3, 1 / 101])
+@pytest.mark.parametrize("spacing", [0.25, 2.0**-12, 2.0**-30])
+def test_shares_are_never_too_small(weight: float, spacing: float) -> None:
+    """Compared with an evaluation in 60 digits; without slack about half of them are too small."""
+    getcontext().prec = 60
+    differences = np.concatenate(
+        [np.arange(-60, 61), np.geomspace(61, 20 / spacing, 40).astype(int)]
+    )
+    splits = _splits(differences, weight, spacing, spacing)
+    h, w = Decimal(spacing), Decimal(weight)
+    for d, lower, upper, below, above in zip(differences.tolist(), *splits, strict=True):
+        value = 1 - w + w * (h * d).exp()
+        low, high = ((h * int(place)).exp() for place in (lower, upper))
+        share = (value - low) / (high - low)
+        assert 0 <= share <= 1
+        assert Decimal(float(above)) >= share
+        assert Decimal(float(below)) >= 1 - share
+        assert below + above <= 1 + 1e-12 * (1 + abs(d))
 
 
 @pytest.mark.parametrize("interval", [1e-3, 0.05, 1.0])

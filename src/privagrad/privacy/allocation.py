@@ -142,9 +142,9 @@ def _one_step(mu: float, steps: int, tail: float) -> Ratio:
     masses[:-1] += density @ lower
     masses[1:] += density @ upper
     bottom, top = _FINENESS * first + mu / 2, _FINENESS * (last + 1) + mu / 2
-    # exp(-g²/2) is off by g² + 2 roundings, and a few more are those of g itself, shares and sums.
+    # g is off by a few roundings of `furthest`, exp(-g²/2) by |g| times that; then shares and sums.
     furthest = max(abs(bottom), abs(top))
-    rounding = ROUNDING * (4 * furthest**2 + 2 * _NODES + 60)
+    rounding = ROUNDING * (8 * furthest**2 + 2 * _NODES + 100)
     lost = steps * float(ndtr(bottom) + ndtr(-top)) * _MORE
     lost_with = lost + float(ndtr(mu - top) + ndtr(bottom - mu)) * _MORE
     return Ratio(places, masses, h, lost, lost_with, rounding)
@@ -167,15 +167,14 @@ def _mean(x: Ratio, y: Ratio, weight: float, spacing: float) -> Ratio:
     """
     finer, stride = round(x.interval / spacing), round(y.interval / x.interval)
     ours, others = x.places, y.places * stride
-    lowest = others[0] - ours[-1]
-    differences = np.arange(lowest, others[-1] - ours[0] + 1)
+    differences, index = _differences(ours, others)
     lower, upper, lower_share, upper_share = _splits(differences, weight, x.interval, spacing)
     # A mean lies between both values.
     first = finer * min(ours[0], others[0]) - 1
     masses = np.zeros(finer * max(ours[-1], others[-1]) + 3 - first)
     _pair_up(
-        ours, x.masses, others - lowest, y.masses, finer, lower - first, upper - first,
-        lower_share, upper_share, masses,
+        finer * ours - first, x.masses, y.masses, index, lower, upper, lower_share, upper_share,
+        masses,
     )  # fmt: skip
     # In each new cell and the two beside it, a value of y meets at most 7 values of x that weigh
     # more in the mean, and the other way round: so many terms are added.
@@ -183,6 +182,19 @@ def _mean(x: Ratio, y: Ratio, weight: float, spacing: float) -> Ratio:
     rounding = x.rounding + y.rounding + ROUNDING * terms
     places = np.arange(first, first + masses.size)
     return Ratio(places, masses, spacing, x.lost, x.lost_with, rounding)
+
+
+def _differences(ours: Integers, others: Integers) -> tuple[Integers, Integers]:
+    """What the places of others lie above ours, and the number of each pair's (other, our) value.
+
+    Where the values are few but far apart, only those that occur.
+    """
+    above = others[:, None] - ours
+    lowest, highest = int(above[0, -1]), int(above[-1, 0])
+    if highest - lowest < above.size:
+        return np.arange(lowest, highest + 1), above - lowest
+    differences, index = np.unique(above, return_inverse=True)
+    return differences, index.reshape(above.shape)
 
 
 def _splits(
@@ -202,36 +214,36 @@ def _splits(
     slack = 64 * ROUNDING * (1 + terms)
     lower = np.floor(places)
     # So close to a grid point that rounding decides on which side: spread over both cells.
-    above = (places - lower < slack) & (differences != 0)
-    below = (lower + 1 - places < slack) & (differences != 0)
+    same = differences == 0
+    above = (places - lower < slack) & ~same
+    below = (lower + 1 - places < slack) & ~same
     lower = np.where(above, lower - 1, lower)
     width = np.where(above | below, 2.0, 1.0)
     share, rest = _shares(spacing * (places - lower), spacing * width)
-    slack = np.where(differences == 0, 0.0, slack)
-    lower_share, upper_share = np.minimum(rest + slack, 1.0), np.minimum(share + slack, 1.0)
+    lower_share = np.where(same, 1.0, np.minimum(rest + slack, 1.0))
+    upper_share = np.where(same, 0.0, np.minimum(share + slack, 1.0))
     return lower.astype(np.int64), (lower + width).astype(np.int64), lower_share, upper_share
 
 
 @kernel()
 def _pair_up(
-    x_places: Integers,
+    places: Integers,
     x: Vector,
-    y_places: Integers,
     y: Vector,
-    finer: int,
+    index: Integers,
     lower: Integers,
     upper: Integers,
     lower_share: Vector,
     upper_share: Vector,
     masses: Vector,
 ) -> None:
-    """Add the mass of every pair to the two places that belong to its difference, from x on."""
+    """Add the mass of every pair (y_j, x_i) to two places, which are `lower` and `upper` from x."""
     for j in range(y.size):
         for i in range(x.size):
-            k = y_places[j] - x_places[i]
+            k = index[j, i]
             mass = x[i] * y[j]
-            masses[finer * x_places[i] + lower[k]] += mass * lower_share[k]
-            masses[finer * x_places[i] + upper[k]] += mass * upper_share[k]
+            masses[places[i] + lower[k]] += mass * lower_share[k]
+            masses[places[i] + upper[k]] += mass * upper_share[k]
 
 
 def _without_ends(ratio: Ratio, blocks: float, tail: float) -> Ratio:
@@ -277,5 +289,6 @@ def _thinned(ratio: Ratio, coarsest: float) -> Ratio:
     masses = np.zeros(ends.size)
     masses += np.bincount(cells, ratio.masses * share, ends.size)
     masses += np.bincount(cells - 1, ratio.masses * rest, ends.size)
-    rounding = ratio.rounding + ROUNDING * (20 + int(np.diff(ends).max()))
+    # Sums of up to two cells, and shares with differences of places.
+    rounding = ratio.rounding + ROUNDING * (20 + 6 * int(np.diff(ends).max()))
     return replace(ratio, places=ratio.places[ends], masses=masses, rounding=rounding)
