@@ -30,7 +30,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import privagrad as pg
 from privagrad.data.libsvm import libsvm_schema
 from privagrad.data.models import load_model, save_model
 from privagrad.data.readers import infer_schema, open_table
@@ -48,6 +47,7 @@ TIMES = int(os.environ.get("PRIVAGRAD_FUZZ_EXAMPLES", "1"))
 PATIENCE = 120
 """Seconds for one file of a few kilobytes: far beyond what a slow machine needs."""
 
+MODELS = Path(__file__).parent / "golden" / "files_before_move"
 OPTIONS: dict[str, Any] = {"noise_multiplier": 1.0, "poisson_sampling": True, "batch_size": 8}
 SCHEMA = """
 target = "y"
@@ -129,20 +129,8 @@ def libsvm_files() -> list[bytes]:
     return ["".join(lines).encode()]
 
 
-@cache
-def model() -> Any:
-    rng = np.random.default_rng(0)
-    X = rng.standard_normal((2000, 2))
-    return pg.PrivateLogisticRegression(epsilon=1.0, delta=1e-6, evaluate=True, steps=3).fit(
-        X, X[:, 0] > 0
-    )
-
-
-@cache
-def model_file() -> bytes:
-    path = Path(os.environ["PRIVAGRAD_FUZZ_FOLDER"]) / "good.model"
-    model().save(path)
-    return path.read_bytes()
+def model_files() -> list[bytes]:
+    return [path.read_bytes() for path in sorted(MODELS.glob("*.model"))]
 
 
 def read_model(path: Path) -> object:
@@ -153,7 +141,8 @@ def read_model(path: Path) -> object:
 
 
 def card_files() -> list[bytes]:
-    return [card_text(model().card()).encode()]
+    cards = [privacy_card(load_model(path)) for path in sorted(MODELS.glob("*.model"))]
+    return [card_text(card).encode() for card in cards]
 
 
 def read_card(path: Path) -> object:
@@ -238,7 +227,7 @@ READERS = [
     Reader("t.libsvm", read_libsvm, libsvm_files, examples=150),
     Reader("schema.toml", read_schema, lambda: [SCHEMA.encode()], examples=150),
     Reader("statement.toml", read_statement, lambda: [statement_template().encode()]),
-    Reader("m.model", read_model, lambda: [model_file()], json_in="model.json", examples=40),
+    Reader("m.model", read_model, model_files, json_in="model.json", examples=40),
     Reader("c.json", read_card, card_files, json_in="", examples=80),
     Reader("c.pt", read_checkpoint, checkpoint_files, json_in="none", examples=25),
     Reader("c.pt.resumed", read_journal, journal_files, examples=150),

@@ -239,6 +239,8 @@ def declared(shape, kind="<f8"):
         ({"files": {"coef.npy": declared((1,), "V1000000000")}}, "header"),
         ({"files": {"coef.npy": declared((1,), "<U2")}}, "header"),
         ({"files": {"coef.npy": declared((-1,))}}, "header"),
+        ({"files": {"coef.npy": declared((11,) * 5000)}}, "coef"),
+        ({"files": {"coef.npy": declared((1,)).replace(b"(1,)", b"(" + b"1" * 40)}}, "header"),
         ({"files": {"coef.npy": packed(np.full((1, 2), np.nan))}}, "not finite"),
         ({"files": {"model.json": b"[" * 100_000}}, "Expected a model"),
         ({"card": {"features": "ab"}}, "features"),
