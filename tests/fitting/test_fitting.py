@@ -24,7 +24,6 @@ from privagrad.data.models import load_model, save_model
 from privagrad.data.readers import open_table
 from privagrad.data.schema import Column, Schema
 from privagrad.fitting import FitRequest, fingerprint, prepare, run, save
-from privagrad.fitting import pose as pose_module
 from privagrad.fitting import save as save_module
 from privagrad.fitting.snapshots import snapshot
 from privagrad.linear import Choices
@@ -258,15 +257,20 @@ def test_a_file_is_parsed_and_encoded_once(tmp_path, monkeypatch, ending, stated
     )  # fmt: skip
     calls = counted(
         monkeypatch,
-        (readers, "frames"), (libsvm_module, "read_libsvm"), (tables, "one_hot"),
-        (readers, "one_hot"), (pose_module, "as_rows"), (save_module, "save_model"),
+        (readers, "frames"), (libsvm_module, "read_rows"), (tables, "one_hot"),
+        (readers, "one_hot"), (tables, "as_rows"), (save_module, "save_model"),
     )  # fmt: skip
     job = prepare(asked)
-    assert calls == {"read_libsvm" if ending == "libsvm" else "frames": 1 + tested}
+    assert calls == {"read_rows" if ending == "libsvm" else "frames": 1 + tested}
     run(job, tmp_path / "m.model", False)
     files = 1 + tested
-    parsed, encoded = ("read_libsvm", 0) if ending == "libsvm" else ("frames", files)
-    expected = {parsed: files, "one_hot": encoded, "as_rows": 1, "save_model": 1}
+    parsed, encoded = ("read_rows", 0) if ending == "libsvm" else ("frames", files)
+    expected = {
+        parsed: files,
+        "one_hot": encoded,
+        "as_rows": int(ending != "libsvm"),
+        "save_model": 1,
+    }
     assert calls == {name: count for name, count in expected.items() if count}
 
 

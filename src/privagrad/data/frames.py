@@ -28,6 +28,7 @@ from privagrad.data.sources import (
     FRAMES,
     empty_lines_at_the_end,
     ending_of,
+    files_of,
     plain_text,
     undecodable,
 )
@@ -60,6 +61,7 @@ def infer_schema(
     are part of what is inferred: use such a schema only if somebody has looked at it.
     """
     require_table(path)
+    path = files_of(path)[0]
     if is_libsvm(path):
         raise ValueError(
             f"Expected a table with named columns, found the LIBSVM file {path.name}: it has only "
@@ -98,6 +100,7 @@ def require_usual_numbers(schema: Schema, path: Path) -> None:
 
 def columns_of(path: Path, schema: Schema) -> list[str]:
     """The names of a file's columns."""
+    path = files_of(path)[0]
     with ExitStack() as stack:
         if ending_of(path) not in FRAMES:
             path = stack.enter_context(plain_text(path, schema))
@@ -108,8 +111,14 @@ def columns_of(path: Path, schema: Schema) -> list[str]:
 def frames(path: Path, schema: Schema, wanted: list[str]) -> Iterator[pl.DataFrame]:
     """The wanted columns of all rows, some ten thousand rows at a time.
 
-    Every line of a text file is a row, whatever its cells, but for empty lines at its end.
+    Every line of a text file is a row, whatever its cells, but for empty lines at its end. The rows
+    of a folder are those of its files, one after the other.
     """
+    for file in files_of(path):
+        yield from _frames(file, schema, wanted)
+
+
+def _frames(path: Path, schema: Schema, wanted: list[str]) -> Iterator[pl.DataFrame]:
     with ExitStack() as stack:
         if ending_of(path) not in FRAMES:
             path = stack.enter_context(plain_text(path, schema))
@@ -193,7 +202,11 @@ def _scan_frame(path: Path) -> Any:
 
 
 def require_table(path: Path) -> None:
-    """A file that is there, of an ending that we read."""
+    """A file that is there, of an ending that we read; or a folder of such files."""
+    if path.is_dir():
+        for file in files_of(path):
+            require_table(file)
+        return
     if not path.is_file():
         raise FileNotFoundError(f"Expected a file, found nothing at {path}.")
     ending, packed = ending_of(path), path.suffix.lower() == ".gz"

@@ -12,17 +12,22 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from privagrad._internal.validate import Vector
+from privagrad._internal.validate import Integers, Vector
 from privagrad.data.encoding import Encoding
 from privagrad.data.schema import Column, Kind, Schema
-from privagrad.data.tables import Rows, Table
+from privagrad.data.tables import CHUNK, Rows, Spool, Table
+from privagrad.glm.examples import Examples, PartitionedExamples
+from privagrad.glm.rows import SparseRows, as_rows
+from privagrad.glm.stored import stored_or_not
 
 ENDINGS = (".libsvm", ".svm", ".svmlight", ".t", "")
 LABEL = "(target)"
+_BLOCK = 2**22
+_TORN = (b" :", b": ", b"\t:", b":\t", b":\n", b"\n:", b"_")
 
 
 def is_libsvm(path: Path) -> bool:
-    return path.suffix.lower() in ENDINGS
+    return path.suffix.lower() in ENDINGS and not path.is_dir()
 
 
 def libsvm_schema(kind: Kind, classes: tuple[str, ...] = ()) -> Schema:
@@ -32,9 +37,9 @@ def libsvm_schema(kind: Kind, classes: tuple[str, ...] = ()) -> Schema:
 
 @dataclass(frozen=True)
 class LibsvmTable(Table):
-    """The rows of a LIBSVM file as a CSR matrix."""
+    """The rows of a LIBSVM file."""
 
-    X: Any
+    data: SparseRows
 
     public_columns: ClassVar[str] = "the columns' number"
 
@@ -43,22 +48,28 @@ class LibsvmTable(Table):
         return None
 
     def buffers(self) -> list[NDArray[Any]]:
-        return [self.X.data, self.X.indices]
+        return [self.data.data, self.data.indices]
 
     @cached_property
     def encoding(self) -> Encoding:
-        return Encoding([str(j + 1) for j in range(self.X.shape[1])], sparse=True)
+        return Encoding([str(j + 1) for j in range(self.data.dim)], sparse=True)
 
     def rows(self) -> Any:
-        return self.X
+        return self.data.matrix
+
+    def examples(self) -> Examples | PartitionedExamples:
+        return stored_or_not(self.data, self.targets)
 
     def parts(self) -> Iterator[Rows]:
-        yield Rows(self.X, self.targets, self.encoding.names)
+        for first in range(0, self.data.shape[0], CHUNK):
+            place = slice(first, min(first + CHUNK, self.data.shape[0]))
+            part = self.data.part(place.start, place.stop).matrix
+            yield Rows(part, self.targets[place], self.encoding.names)
 
 
 def open_libsvm(path: Path, schema: Schema, columns: int | None = None) -> LibsvmTable:
     """A LIBSVM file as a table; `columns` as for `read_libsvm`."""
-    X, labels = read_libsvm(path, columns)
+    rows, labels = read_rows(path, columns)
     target = schema.column(LABEL)
     counts: dict[str, Counter[str]] = {}
     y = labels
@@ -71,7 +82,7 @@ def open_libsvm(path: Path, schema: Schema, columns: int | None = None) -> Libsv
                 counts[LABEL][text] += count
         numbers = {text: k for k, text in enumerate(counts.get(LABEL, target.categories))}
         y = np.array([numbers.get(text, -1) for text in texts], dtype=np.float64)[places]
-    return LibsvmTable(schema, y, counts, X)
+    return LibsvmTable(schema, y, counts, rows)
 
 
 def read_libsvm(path: Path, columns: int | None = None) -> tuple[Any, Vector]:
@@ -79,41 +90,120 @@ def read_libsvm(path: Path, columns: int | None = None) -> tuple[Any, Vector]:
 
     Indices above `columns` are left out: a model with that many columns ignores them.
     """
+    rows, labels = read_rows(path, columns)
+    return rows.matrix, labels
+
+
+def read_rows(path: Path, columns: int | None = None) -> tuple[SparseRows, Vector]:
+    """The rows and the labels; large files are parsed into files of numbers, part by part."""
+    labels, values = Spool(1, np.float64), Spool(1, np.float64)
+    places, starts = Spool(1, np.int32), Spool(1, np.int64)
+    starts.append(np.zeros((1, 1)))
+    largest, line = 0, 1
+    for block in _blocks(path):
+        found, counts, indices, entries = _parsed(block, path, line)
+        line += block.count(b"\n")
+        if indices.size and indices.min() < 1:
+            raise _without_rows(path)
+        if indices.max(initial=0) > 2**31 - 1:
+            raise ValueError(f"Expected indices below 2^31 in {path.name}, found others.")
+        if columns is not None:
+            kept = indices <= columns
+            counts = np.bincount(np.repeat(np.arange(counts.size), counts)[kept],
+                                 minlength=counts.size)  # fmt: skip
+            indices, entries = indices[kept], entries[kept]
+        largest = max(largest, int(indices.max(initial=0)))
+        part = _canonical(counts, indices - 1, entries)
+        starts.append(values.count + part.indptr[1:, None].astype(np.int64))
+        labels.append(found[:, None])
+        values.append(part.data[:, None])
+        places.append(part.indices[:, None])
+    if not labels.count:
+        raise _without_rows(path)
+    dim = max(largest, 1) if columns is None else columns
+    rows = SparseRows(values.column(), places.column(), starts.column(), dim)
+    return rows, labels.column()
+
+
+def _canonical(counts: Integers, indices: Integers, entries: Vector) -> SparseRows:
+    """Rows with increasing indices, each once."""
     from scipy.sparse import csr_array
 
-    labels: list[float] = []
-    values: list[float] = []
-    indices: list[int] = []
-    starts = [0]
+    starts = np.concatenate([[0], np.cumsum(counts)])
+    shape = counts.size, int(indices.max(initial=0)) + 1
+    found = as_rows(csr_array((entries, indices, starts), shape=shape))
+    if not isinstance(found, SparseRows):
+        raise TypeError("Expected sparse rows of a CSR matrix.")
+    return found
+
+
+def _blocks(path: Path) -> Iterator[bytes]:
+    """The lines of a file, some megabytes at a time."""
+    with path.open("rb") as file:
+        rest = b""
+        while piece := file.read(_BLOCK):
+            rest += piece
+            whole = rest.rfind(b"\n") + 1
+            if whole:
+                yield rest[:whole]
+                rest = rest[whole:]
+        if rest:
+            yield rest
+
+
+def _parsed(block: bytes, path: Path, line: int) -> tuple[Vector, Integers, Integers, Vector]:
+    """Labels, numbers of entries, indices and entries of the lines that are not empty."""
+    _require_text(block, path)
+    lines = block.split(b"\n")
+    if b"#" in block:
+        lines = [text.split(b"#")[0] for text in lines]
+    told = [text for text in lines if text and not text.isspace()]
+    counts = np.array([text.count(b":") for text in told], dtype=np.int64)
+    joined = b"\n".join(told)
+    words = joined.replace(b":", b" ").split()
+    starts = np.concatenate([[0], np.cumsum(1 + 2 * counts)])
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        if len(words) != starts[-1] or any(mark in joined for mark in _TORN):
+            raise ValueError
+        numbers = np.fromiter(map(float, words), np.float64, len(words))
+        first = np.zeros(numbers.size, dtype=np.bool_)
+        first[starts[:-1]] = True
+        pairs = numbers[~first].reshape(-1, 2)
+        indices = pairs[:, 0].astype(np.int64)
+        if not (indices == pairs[:, 0]).all():
+            raise ValueError
+    except (ValueError, OverflowError):
+        raise _fault(lines, path, line) from None
+    return numbers[first], counts, indices, pairs[:, 1]
+
+
+def _require_text(block: bytes, path: Path) -> None:
+    try:
+        block.decode("utf-8")
     except UnicodeDecodeError:
         raise ValueError(
             f"Expected UTF-8 text in {path.name}, found other bytes: convert it to UTF-8."
         ) from None
-    for number, line in enumerate(lines, start=1):
-        fields = line.split("#")[0].split()
-        if not fields:
-            continue
+
+
+def _fault(lines: list[bytes], path: Path, line: int) -> ValueError:
+    """The first line that is no row. It is not quoted."""
+    for number, text in enumerate(lines, start=line):
         try:
-            labels.append(float(fields[0]))
-            for field in fields[1:]:
-                index, _, value = field.partition(":")
-                if columns is None or int(index) <= columns:
-                    indices.append(int(index) - 1)
-                    values.append(float(value))
+            label, *pairs = text.decode("utf-8").split() or ["0"]
+            float(label)
+            for pair in pairs:
+                index, _, value = pair.partition(":")
+                int(index), float(value)
         except ValueError:
-            raise ValueError(
+            return ValueError(
                 f"Expected 'label index:value ...' in line {number} of {path.name}, found other "
                 "text."
-            ) from None
-        starts.append(len(indices))
-    if not labels or min(indices, default=0) < 0:
-        raise ValueError(
-            f"Expected rows with indices from 1 in {path.name}, found none or an index 0."
-        )
-    dim = max(indices, default=0) + 1 if columns is None else columns
-    if dim > 2**31 - 1:
-        raise ValueError(f"Expected indices below 2^31 in {path.name}, found {dim}.")
-    X = csr_array((np.array(values), np.array(indices), np.array(starts)), shape=(len(labels), dim))
-    return X, np.array(labels)
+            )
+    return ValueError(f"Expected 'label index:value ...' in {path.name}, found other text.")
+
+
+def _without_rows(path: Path) -> ValueError:
+    return ValueError(
+        f"Expected rows with indices from 1 in {path.name}, found none or an index 0."
+    )

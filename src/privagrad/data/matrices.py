@@ -1,11 +1,13 @@
-"""Arrays and CSR matrices in memory as tables: numbers alone, used without a copy."""
+"""Arrays and CSR matrices as tables: numbers alone, in memory without a copy, or elsewhere."""
 
 from __future__ import annotations
 
+import zlib
+from abc import abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,27 +17,32 @@ from privagrad.data.encoding import Encoding
 from privagrad.data.overlap import Marks, marks_of
 from privagrad.data.schema import Column, Schema
 from privagrad.data.tables import Rows, Table
+from privagrad.glm.examples import Examples, PartitionedExamples, Sums
 from privagrad.glm.rows import DenseRows, SparseRows
 
 
-@dataclass(frozen=True)
-class MatrixTable(Table):
-    """Finite numbers in memory: the schema holds the target alone.
+@dataclass(frozen=True, kw_only=True)
+class NumberTable(Table):
+    """Finite numbers: the schema holds the target alone.
 
-    `edges` are public bounds (low, high) of the columns, infinite where none is known. The entries
-    of `data` are within them; `given` are the entries before.
+    `edges` are public bounds (low, high) of the columns, infinite where none is known, within which
+    all entries are.
     """
 
-    data: DenseRows | SparseRows
     names: tuple[str, ...] | None = None
     edges: tuple[Vector, Vector] | None = None
-    given: DenseRows | SparseRows | None = None
 
     public_columns: ClassVar[str] = "the columns' number, names and given bounds"
 
     @property
+    @abstractmethod
     def sparse(self) -> bool:
-        return isinstance(self.data, SparseRows)
+        """Whether entries that are 0 are not stored."""
+
+    @property
+    @abstractmethod
+    def width(self) -> int:
+        """The number of columns."""
 
     @cached_property
     def encoding(self) -> Encoding:
@@ -51,7 +58,7 @@ class MatrixTable(Table):
         if self.names is not None:
             return list(self.names)
         first, prefix = (1, "") if self.sparse else (0, "x")
-        return [f"{prefix}{j}" for j in range(first, first + self.data.shape[1])]
+        return [f"{prefix}{j}" for j in range(first, first + self.width)]
 
     @property
     def file_schema(self) -> Schema | None:
@@ -63,6 +70,80 @@ class MatrixTable(Table):
             target = replace(target, name=f"{target.name} (target)")
         columns = (*(Column(name, missing=False) for name in names), target)
         return Schema(columns, target.name)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PartitionedTable(NumberTable):
+    """Numbers that are not in memory, with targets as numbers or as codes of categories."""
+
+    data: PartitionedExamples
+
+    @property
+    def sparse(self) -> bool:
+        return self.data.sparse
+
+    @property
+    def width(self) -> int:
+        return self.data.shape[1]
+
+    @property
+    def n(self) -> int:
+        return self.data.shape[0]
+
+    def examples(self) -> PartitionedExamples:
+        return self.data
+
+    def rows(self) -> NoReturn:
+        raise TypeError("Expected rows in memory, found rows in partitions.")
+
+    def parts(self) -> NoReturn:
+        self.rows()
+
+    def buffers(self) -> list[NDArray[Any]]:
+        return []
+
+    @cached_property
+    def checksum(self) -> int:
+        """Of all rows: the sum of those of the partitions' rows."""
+        [found] = self.data.total(_checksums, sample=None)
+        return zlib.crc32(found.tobytes(), self.n)
+
+    def within(self, edges: tuple[Vector, Vector] | None) -> PartitionedTable:
+        """The same table with every entry clipped to public bounds."""
+        if edges is None:
+            return self
+        return replace(self, data=self.data.mapped(_clipped_examples, edges), edges=edges)
+
+
+def _checksums(examples: Examples) -> Sums:
+    """A number that changes with any entry, whatever the partitions are."""
+    rows = examples.rows
+    if isinstance(rows, DenseRows):
+        words = np.ascontiguousarray(rows.array, dtype=np.float64).view(np.uint64)
+        return (np.array([int(words.sum(dtype=np.uint64))], dtype=np.uint64),)
+    words = np.ascontiguousarray(rows.data, dtype=np.float64).view(np.uint64)
+    mixed = words * (2 * rows.indices.astype(np.uint64) + 1)
+    return (np.array([int(mixed.sum(dtype=np.uint64))], dtype=np.uint64),)
+
+
+def _clipped_examples(examples: Examples, edges: tuple[Vector, Vector]) -> Examples:
+    return replace(examples, rows=_clipped(examples.rows, edges))
+
+
+@dataclass(frozen=True, kw_only=True)
+class MatrixTable(NumberTable):
+    """Numbers in memory; `given` are the entries before they were brought within the bounds."""
+
+    data: DenseRows | SparseRows
+    given: DenseRows | SparseRows | None = None
+
+    @property
+    def sparse(self) -> bool:
+        return self.data.sparse
+
+    @property
+    def width(self) -> int:
+        return self.data.shape[1]
 
     def rows(self) -> DenseRows | SparseRows:
         return self.data

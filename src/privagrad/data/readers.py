@@ -159,7 +159,7 @@ def open_cells(
     parser = Parser(schema, unknown=_unknown(schema), of_model=of_model, users=users)
     numbers = Spool(kinds.count("number"), dtype)
     codes = Spool(kinds.count("category"), np.int32)
-    targets, first = [np.empty(0)], 1 + schema.header
+    targets, first = Spool(1, np.float64), 1 + schema.header
     labels: list[pl.Series] = []
     for frame in read(parser):
         cells = parser.parse(frame, first)
@@ -167,10 +167,10 @@ def open_cells(
         numbers.append(cells.numbers)
         codes.append(cells.codes)
         if cells.y is not None:
-            targets.append(cells.y)
+            targets.append(cells.y[:, None])
         if parser.users is not None:
             labels.append(parser.labels(frame))
-    y = np.concatenate(targets)
+    y = targets.column()
     if not y.size:
         raise ValueError(f"Expected rows in {name}, found none.")
     named = None

@@ -23,6 +23,28 @@ _CHARACTERS = 2**20
 _UTF8 = ("utf-8", "utf-8-sig", "ascii")
 
 
+def files_of(path: Path) -> list[Path]:
+    """A file; of a folder its files in the order of their names, which are one table together.
+
+    Names that begin with a dot or an underscore are those of notes about the table.
+    """
+    if not path.is_dir():
+        return [path]
+    found = sorted(place for place in path.iterdir() if place.name[0] not in "._")
+    if inner := [place.name for place in found if place.is_dir()]:
+        raise ValueError(
+            f"Expected a folder of files alone, found the folder {inner[0]!r} in {path.name}: "
+            "names of folders are no columns here. Put all files into one folder."
+        )
+    endings = sorted({ending_of(place) for place in found})
+    if len(endings) != 1 or endings[0] == EXCEL:
+        shown = ", ".join(endings) or "no file"
+        raise ValueError(
+            f"Expected files of one kind in {path.name} (Parquet, Arrow or text), found {shown}."
+        )
+    return found
+
+
 def ending_of(path: Path) -> str:
     """What kind of file it is: without .gz, which any text file may have."""
     name = path.with_suffix("") if path.suffix.lower() == ".gz" else path

@@ -19,6 +19,9 @@ from privagrad._internal.validate import Integers, Vector
 from privagrad.data.encoding import Codes, Encoding, encoding_of, one_hot, renumbered
 from privagrad.data.overlap import Marks, marks_of
 from privagrad.data.schema import Column, Schema
+from privagrad.glm.examples import Examples, PartitionedExamples
+from privagrad.glm.rows import SparseRows, as_rows
+from privagrad.glm.stored import is_stored, stored_or_not
 from privagrad.privacy.events import Unit
 from privagrad.privacy.users import Users
 
@@ -89,6 +92,10 @@ class Table(ABC):
     @abstractmethod
     def rows(self) -> Any:
         """All rows, encoded: a float32 array or a CSR matrix."""
+
+    def examples(self) -> Examples | PartitionedExamples:
+        """All rows, encoded, with `targets`; of large files part by part."""
+        return stored_or_not(as_rows(self.rows()), self.targets)
 
     @abstractmethod
     def parts(self) -> Iterator[Rows]:
@@ -169,7 +176,14 @@ class Spool:
         """All rows, without a copy."""
         self._file.flush()
         shape = (self.count, self.width)
+        if 0 in shape:
+            return np.empty(shape, self.dtype)
         return np.asarray(np.memmap(self._file, self.dtype, mode="r+", shape=shape))
+
+    def column(self) -> NDArray[Any]:
+        """The only column: in memory, unless it is large."""
+        column = self.array()[:, 0]
+        return column if is_stored(column) else column.copy()
 
 
 @dataclass(frozen=True)
@@ -201,35 +215,34 @@ class ColumnTable(Table):
 
     def rows(self) -> Any:
         if self.encoding.sparse:
-            return self._csr()
+            from scipy.sparse import csr_array
+
+            table = self._csr()
+            return csr_array((table.data, table.indices, table.indptr), shape=table.shape)
         plain = self.codes.width == 0 and self.encoding.blanks is None
-        if plain and self.numbers.dtype == np.float32:
+        if plain:
             return self.numbers.array()
         encoded = Spool(len(self.encoding.names), np.float32)
         for _, X in self._matrices(np.float32):
             encoded.append(X)
         return encoded.array()
 
-    def _csr(self) -> Any:
-        """All rows as a CSR matrix, written into one piece of memory part by part."""
-        from scipy.sparse import csr_array
+    def examples(self) -> Examples | PartitionedExamples:
+        rows = self._csr() if self.encoding.sparse else as_rows(self.rows())
+        return stored_or_not(rows, self.targets)
 
+    def _csr(self) -> SparseRows:
+        """All rows, written into files part by part, which stay there if they are large."""
         most = self.y.size * (len(self.schema.encoded) + self.encoding.indicators)
         small = np.int32 if most < 2**31 else np.int64
-        # Memory that is never written to is never taken.
-        data, indices, starts = (
-            np.empty(most),
-            np.empty(most, small),
-            np.zeros(self.y.size + 1, small),
-        )
-        end = 0
-        for place, X in self._matrices(np.float64):
-            entries = slice(end, end + X.data.size)
-            data[entries], indices[entries] = X.data, X.indices
-            starts[place.start + 1 : place.stop + 1] = end + X.indptr[1:]
-            end = entries.stop
-        shape = self.y.size, len(self.encoding.names)
-        return csr_array((data[:end], indices[:end], starts), shape=shape)
+        data, indices, starts = Spool(1, np.float64), Spool(1, small), Spool(1, small)
+        starts.append(np.zeros((1, 1)))
+        for _, X in self._matrices(np.float64):
+            starts.append(data.count + X.indptr[1:, None].astype(np.int64))
+            data.append(X.data[:, None])
+            indices.append(X.indices[:, None])
+        names = self.encoding.names
+        return SparseRows(data.column(), indices.column(), starts.column(), len(names))
 
     def parts(self) -> Iterator[Rows]:
         for place, X in self._matrices(np.float64):

@@ -15,11 +15,19 @@ from privagrad._internal import validate
 from privagrad._internal.validate import Vector
 from privagrad.data.matrices import MatrixTable
 from privagrad.data.memory import as_series, open_frame, require_own_name, with_target
+from privagrad.data.opening import is_source, open_source
 from privagrad.data.schema import Column, Schema
 from privagrad.data.tables import Table
 from privagrad.estimators import _labels
 from privagrad.estimators._fitted import ARRAY, FittedEstimator
 from privagrad.estimators._repeats import warn_of_drawn_seed, warn_of_repeated_fit
+from privagrad.estimators._sources import (
+    labels_of,
+    partitioned_table,
+    partitions_of,
+    require_no_groups,
+    source_schema,
+)
 from privagrad.estimators._tables import (
     BoundsLike,
     Given,
@@ -39,6 +47,8 @@ from privagrad.fitting import (
     warn_if_weak,
 )
 from privagrad.fitting.request import with_classes
+from privagrad.glm.examples import PartitionedExamples
+from privagrad.glm.rows import DenseRows
 from privagrad.linear import Choices, Solver
 from privagrad.privacy.noise import Noise, RandomSource, RandomState, random_source
 from privagrad.privacy.users import require_plain_shapes
@@ -104,9 +114,11 @@ class PrivateLinearEstimator(FittedEstimator):
         ----------
         X : array, CSR matrix or data frame of shape (n, d)
             The rows. All entries are finite numbers, unless there is a `schema`: then a pandas,
-            Polars or Arrow table with its columns.
+            Polars or Arrow table with its columns. Rows that do not fit into memory: a mapped NumPy
+            array, the path of a table (Parquet, Arrow, CSV, LIBSVM, or a folder of such files), or
+            an Arrow data set.
         y : array of shape (n,)
-            The targets.
+            The targets; of a path or data set the name of the target.
         groups : array of shape (n,), optional
             The user of each row, any hashable values: privacy then protects users, each with all of
             their rows, and every user counts once. With a `schema` a column of kind "user" may
@@ -116,6 +128,12 @@ class PrivateLinearEstimator(FittedEstimator):
         """
         _refuse(refused)
         schema = schema_of(self.schema)
+        if is_source(X):
+            require_no_groups(groups, "users in a column of kind 'user' of a schema")
+            return self._fit_source(X, y, schema)
+        if schema is None and (partitions := partitions_of(X, y)) is not None:
+            require_no_groups(groups, "rows in memory")
+            return self._fit_partitions(partitions, y)
         users = users_of(groups, X, y)
         if schema is None:
             given = replace(self._read(X, y), users=users)
@@ -135,6 +153,29 @@ class PrivateLinearEstimator(FittedEstimator):
         told = None if known is None else _labels.typed(known, kind)
         job = self._prepared(framed, told)
         return self._fit_job(job, lambda classes: _labels.typed(classes, kind))
+
+    def _fit_source(self, X: Any, y: Any, schema: Schema | None) -> Self:
+        """Fit the rows of a path or of an Arrow data set, of which y names the target."""
+        schema = source_schema(X, y, schema, regression=self._loss.regression)
+        table = open_source(X, self._completed(schema))
+        self._note_columns(table.schema, table.encoding.names)
+        known = table.target.categories if table.target.name not in table.counts else None
+        told = None if known is None else np.array(known)
+        job = self._prepared(table, told)
+        return self._fit_job(job, lambda classes: _labels.typed(classes, "i"))
+
+    def _fit_partitions(self, partitions: PartitionedExamples, y: Any) -> Self:
+        """Fit rows that lie in partitions, with their targets."""
+        regression = self._loss.regression
+        given = np.empty(0) if regression else labels_of(partitions, y)
+        told = Given(DenseRows(np.empty((0, partitions.shape[1]))), given, given, name_of(y))
+        target, _ = self._target(told)
+        labels = None if regression else self._labels(told)
+        table = partitioned_table(partitions, target, labels)
+        self.n_features_in_ = table.width
+        bounded = table.within(edges_of("bounds", self.bounds, table.width, table.names))
+        known = given if labels is None else labels
+        return self._fit_job(self._prepared(bounded, known), lambda _: known)
 
     def _prepared(self, table: Table, labels: NDArray[Any] | None) -> PreparedFit:
         """Checked and planned; a fit of rows that were fitted before is warned of."""
@@ -172,15 +213,24 @@ class PrivateLinearEstimator(FittedEstimator):
         """A frame as a table, and the kind of NumPy's types that its labels have."""
         regression = self._loss.regression
         require_own_name(X, y, schema, name_of(y))
-        schema = with_target(schema, name_of(y), numbers=regression)
+        schema = self._completed(with_target(schema, name_of(y), numbers=regression))
+        table = open_frame(X, y, schema)
+        self._note_columns(schema, table.encoding.names)
+        return table, _kind_of(y)
+
+    def _completed(self, schema: Schema) -> Schema:
+        """A schema with a target, with the classes and bounds that the parameters state."""
         stated = self._stated_classes()
         texts = () if stated is None else tuple(_labels.text_of(c, sparse=False) for c in stated)
         schema = with_classes(schema, self._loss, texts)
-        schema = bounded_schema(schema, self.bounds, self.target_bounds)
-        table = open_frame(X, y, schema)
+        return bounded_schema(schema, self.bounds, self.target_bounds)
+
+    def _note_columns(self, schema: Schema, encoded: list[str]) -> None:
+        """Note the names and number of columns; LIBSVM files have no names."""
         names = [column.name for column in schema.features]
-        self.feature_names_in_, self.n_features_in_ = np.array(names, dtype=object), len(names)
-        return table, _kind_of(y)
+        self.n_features_in_ = len(encoded if schema.libsvm else names)
+        if not schema.libsvm:
+            self.feature_names_in_ = np.array(names, dtype=object)
 
     def _settings(self, labels: NDArray[Any] | None) -> FitSettings:
         """The parameters, checked, for a target of these labels; None: not known yet."""

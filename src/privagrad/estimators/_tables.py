@@ -140,7 +140,8 @@ def matrix_table(
     """Validated rows with their targets as numbers, or as codes of the target's categories."""
     names = getattr(estimator, "feature_names_in_", None)
     told = None if names is None else tuple(map(str, names))
-    return MatrixTable(Schema((target,), target.name), y, {}, rows, told, users=users)
+    schema = Schema((target,), target.name)
+    return MatrixTable(schema, y, {}, data=rows, names=told, users=users)
 
 
 def name_of(y: Any) -> str:

@@ -24,7 +24,7 @@ from privagrad.fitting.budget import (
     reserve,
 )
 from privagrad.fitting.checks import require_delta_of, require_test_rows, warn_if_weak
-from privagrad.fitting.pose import class_numbers
+from privagrad.fitting.pose import require_stated_labels
 from privagrad.fitting.settings import loss_named
 from privagrad.fitting.snapshots import fingerprint, snapshot
 from privagrad.glm.rows import as_rows
@@ -211,8 +211,8 @@ def _predicted(request: EvaluationRequest, table: Table) -> Predicted:
     discovered = any(event["purpose"] == CATEGORIES for event in model.privacy["events"])
     if request.epsilon is None:
         require_test_rows(table, name, stated=model.classes is not None and not discovered)
-    elif model.classes is not None:
-        class_numbers(table.targets, discovered=discovered, unit=table.unit)
+    elif model.classes is not None and not discovered:
+        require_stated_labels(table.targets, table.unit)
     # Row by row, unlike `model.margins`: what one row contributes must not depend on the others.
     weights = np.ascontiguousarray(model.coef.T)
     parts = (as_rows(model.filled(part.X)).margins(weights) for part in table.parts())

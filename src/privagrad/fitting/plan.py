@@ -18,7 +18,7 @@ from privagrad.fitting.checks import (
     warn_if_weak,
 )
 from privagrad.fitting.notes import column_notes
-from privagrad.fitting.pose import class_numbers, public_facts
+from privagrad.fitting.pose import public_facts, require_stated_labels
 from privagrad.fitting.request import FitRequest, complete
 from privagrad.fitting.settings import FitSettings
 from privagrad.fitting.snapshots import fingerprint, snapshot
@@ -181,7 +181,7 @@ def prepare_table(
 def check_settings(table: Table, settings: FitSettings) -> None:
     """Refuse settings with which a fit of this table is certain to fail."""
     if not settings.loss.regression and table.target.categories:
-        class_numbers(table.targets, discovered=False, unit=table.unit)
+        require_stated_labels(table.targets, table.unit)
     size = settings.choices.batch_size
     if size is not None and size > table.n:
         raise ValueError(

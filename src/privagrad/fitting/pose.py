@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -9,11 +11,11 @@ from privagrad._internal.validate import Vector
 from privagrad.data.tables import Table
 from privagrad.fitting.settings import FitSettings
 from privagrad.glm.examples import Examples
-from privagrad.glm.rows import as_rows
 from privagrad.linear import Bounds, Problem, PublicFacts
 from privagrad.privacy.events import Unit
 from privagrad.privacy.users import UserRows
 
+_PIECE = 2**20
 _GUESSED_CATEGORIES = 21
 """Of a column whose categories are not known yet: for the size of batches alone."""
 
@@ -47,19 +49,19 @@ def pose(
     target_bounds: Bounds | None = None
     if target.low is not None and target.high is not None:
         target_bounds = np.array([target.low]), np.array([target.high])
-    loss, outputs = settings.loss, 1
+    loss, outputs, examples = settings.loss, 1, table.examples()
     if target.kind == "number":
-        left_out = np.isnan(table.targets)
-        targets = np.where(left_out, 0.0, table.targets)
+        examples = examples.mapped(_with_known_numbers)
     else:
-        targets, left_out = class_numbers(table.targets, discovered=discovered, unit=table.unit)
-        if len(target.categories) == 2:
-            targets = 2 * targets - 1
-        else:
+        if not discovered:
+            require_stated_labels(table.targets, table.unit)
+        two = len(target.categories) == 2
+        examples = examples.mapped(_with_classes, two)
+        if not two:
             loss, outputs = loss.multiclass_twin, len(target.categories)
     return Problem(
         loss,
-        Examples(as_rows(table.rows()), targets, left_out if left_out.any() else None),
+        examples,
         outputs,
         settings.intercept,
         encoding.bounds,
@@ -73,16 +75,37 @@ def pose(
     )
 
 
-def class_numbers(
-    codes: Vector, *, discovered: bool, unit: Unit = "row"
-) -> tuple[Vector, NDArray[np.bool_]]:
-    """Class numbers, and which rows have none: blanks, and what was too rare to be discovered."""
-    strange = np.flatnonzero(codes < 0)
-    if strange.size and not discovered:
-        where = "" if unit == "user" else f" in row {strange[0] + 1} ({strange.size} such rows)"
+def _with_known_numbers(examples: Examples) -> Examples:
+    """Numbers as targets; rows where they are missing are left out."""
+    left_out = np.isnan(examples.targets)
+    return _leaving_out(examples, np.where(left_out, 0.0, examples.targets), left_out)
+
+
+def _with_classes(examples: Examples, two: bool) -> Examples:
+    """Class numbers as targets, of two classes signs; rows without a class are left out.
+
+    These are blanks, and what was too rare to be discovered.
+    """
+    left_out = ~(examples.targets >= 0)
+    numbers = np.where(left_out, 0.0, examples.targets)
+    return _leaving_out(examples, 2 * numbers - 1 if two else numbers, left_out)
+
+
+def _leaving_out(examples: Examples, targets: Vector, left_out: NDArray[np.bool_]) -> Examples:
+    return replace(examples, targets=targets, left_out=left_out if left_out.any() else None)
+
+
+def require_stated_labels(codes: Vector, unit: Unit = "row") -> None:
+    """Refuse targets with another label than the stated ones."""
+    count, line = 0, 0
+    for first in range(0, codes.size, _PIECE):
+        strange = np.flatnonzero(codes[first : first + _PIECE] < 0)
+        if strange.size and not count:
+            line = first + int(strange[0]) + 1
+        count += strange.size
+    if count:
+        where = "" if unit == "user" else f" in row {line} ({count} such rows)"
         raise ValueError(
             f"Expected the stated labels alone, found another one{where}: state all classes, or "
             "other spellings as `aliases` in the schema."
         )
-    left_out = ~(codes >= 0)
-    return np.where(left_out, 0.0, codes), left_out

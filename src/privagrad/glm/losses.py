@@ -283,12 +283,17 @@ class Loss:
                 "State all classes, or drop these rows."
             )
 
+    @property
+    def needs(self) -> str:
+        """What its targets are: "numbers", "signs", "classes" or "none"."""
+        return _KINDS[self.name].targets
+
     def targets(self, y: ArrayLike | None, n_examples: int) -> Vector:
         """`y` as the loss needs it: numbers, or signs made from {-1, 1} or {0, 1}.
 
         The linear loss ignores it.
         """
-        wanted = _KINDS[self.name].targets
+        wanted = self.needs
         if wanted == "none":
             return np.zeros(n_examples)
         if y is None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from concurrent.futures import Executor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NoReturn
 
 import numpy as np
@@ -12,11 +12,13 @@ import numpy as np
 from privagrad._internal.threads import pool_of
 from privagrad._internal.validate import Vector
 from privagrad.geometry.ellipsoid import Projection
-from privagrad.glm.examples import Examples, PartitionedExamples, StepOfRun, add_part
+from privagrad.glm.examples import Examples, PartitionedExamples, StepOfRun, Sums, add_part
 from privagrad.glm.gradients import GlmGradients, Shape, shape_of
 from privagrad.glm.losses import Loss
 from privagrad.privacy.bounded import BoundedSum
 from privagrad.privacy.sampling import Samples
+
+_MOST_CLASSES = 1000
 
 
 @dataclass(frozen=True)
@@ -32,6 +34,31 @@ class PartitionedGradients:
     loss: Loss
     examples: PartitionedExamples
     outputs: int = 1
+
+    @classmethod
+    def of(cls, loss: Loss, examples: PartitionedExamples) -> PartitionedGradients:
+        """From targets as users give them: see `Loss.targets`."""
+        if loss.needs == "none":
+            return cls(loss, examples.mapped(_without_targets))
+        counts, others = examples.total(_label_counts, sample=None)
+        strange = others[int(loss.needs != "numbers")]
+        if strange:
+            wanted = {"numbers": "finite targets", "classes": "classes 0, 1, 2, ... below 1000"}
+            asked = wanted.get(loss.needs, "labels -1 and 1, or 0 and 1,")
+            raise ValueError(
+                f"Expected {asked} for the {loss.name} loss, found {strange} other targets."
+            )
+        if loss.needs == "numbers":
+            return cls(loss, examples)
+        negative, zero = counts[:2]
+        if loss.multiclass and not negative:
+            return cls(loss, examples, int(np.flatnonzero(counts).max()))
+        if loss.multiclass or (negative and zero) or counts[3:].any():
+            raise ValueError(
+                f"Expected {'classes 0, 1, 2, ...' if loss.multiclass else 'two labels'} for the "
+                f"{loss.name} loss, found others. Map your classes to 0 and 1 first."
+            )
+        return cls(loss, examples.mapped(_as_signs) if zero else examples)
 
     @property
     def dim(self) -> int:
@@ -85,6 +112,23 @@ class PartitionedGradients:
             "uses the gradient of every row: these do not leave the partitions. Take 'pagan', "
             "'pasan', 'dp-sgd' or 'dp-adagrad', or load the rows into memory."
         )
+
+
+def _label_counts(examples: Examples) -> Sums:
+    """How often the labels -1, 0, 1, ... occur, how many targets are not finite, or no labels."""
+    targets = examples.targets
+    whole = (targets >= -1) & (targets < _MOST_CLASSES) & (targets == np.floor(targets))
+    counts = np.bincount(1 + targets[whole].astype(np.int64), minlength=_MOST_CLASSES + 1)
+    return counts, np.array([np.count_nonzero(~np.isfinite(targets)), np.count_nonzero(~whole)])
+
+
+def _as_signs(examples: Examples) -> Examples:
+    """Labels 0 and 1 as -1 and 1."""
+    return replace(examples, targets=2.0 * examples.targets - 1.0)
+
+
+def _without_targets(examples: Examples) -> Examples:
+    return replace(examples, targets=np.zeros(examples.shape[0]))
 
 
 def _add_gradients(

@@ -12,7 +12,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from privagrad._internal.validate import Vector
-from privagrad.glm.examples import Examples, Partitions, RowMap, Sample, Sums
+from privagrad.glm.examples import (
+    Examples,
+    PartitionedExamples,
+    Partitions,
+    RowMap,
+    Sample,
+    Sums,
+)
 from privagrad.glm.rows import DenseRows, SparseRows
 
 LEAST_BYTES = 2**28
@@ -125,6 +132,13 @@ class StoredPartitions:
         for array in self._within(first, stop):
             flat = array.reshape(-1)
             flat[:: max(_PAGE // flat.itemsize, 1)].max(initial=0)
+
+
+def stored_or_not(rows: DenseRows | SparseRows, targets: Vector) -> Examples | PartitionedExamples:
+    """The rows with their targets; where they are large and in mapped files, part by part."""
+    if is_stored(rows.array if isinstance(rows, DenseRows) else rows.data):
+        return PartitionedExamples.of(StoredPartitions(rows, targets))
+    return Examples(rows, targets)
 
 
 def is_stored(array: Any) -> bool:

@@ -11,10 +11,13 @@ from numpy.typing import ArrayLike
 
 from privagrad._internal import validate
 from privagrad._internal.validate import Vector
+from privagrad.data.opening import open_examples
 from privagrad.geometry.domains import Domain, WholeSpace
 from privagrad.geometry.ellipsoid import PROJECTIONS, Ellipsoid, Projection
+from privagrad.glm.examples import PartitionedExamples
 from privagrad.glm.gradients import GlmGradients
 from privagrad.glm.losses import Loss
+from privagrad.glm.partitioned import PartitionedGradients
 from privagrad.glm.rows import DenseRows, as_rows, as_targets
 from privagrad.methods import METHODS, SCHEDULES, Method, Schedule, Setting
 from privagrad.methods._base import EllipsoidRule
@@ -34,6 +37,8 @@ from privagrad.privacy.users import (
 )
 from privagrad.queries.columns import query_events
 from privagrad.queries.moments import SCALES, known_moments, private_moments, shaped_ellipsoid
+
+AnyGradients = GlmGradients | PartitionedGradients | ObjectiveGradients
 
 
 class Options(TypedDict, total=False):
@@ -111,10 +116,12 @@ def minimize(
         "multiclass-hinge" of a linear model of X and y; or an objective of your own, which has its
         own examples.
     X : array of shape (n, d)
-        The rows of a linear model; also a CSR matrix, or a pandas or Polars frame of numbers.
+        The rows of a linear model; also a CSR matrix, or a pandas or Polars frame of numbers. Rows
+        that do not fit into memory: a mapped NumPy array, the path of a table of numbers (Parquet,
+        Arrow, CSV, LIBSVM, or a folder of such files), or an Arrow data set.
     y : array of shape (n,)
-        Targets; None for the linear loss; classes 0, 1, 2, ... for the losses of several classes,
-        of which the highest is taken as public.
+        Targets; of a path or data set the name of the target. None for the linear loss; classes
+        0, 1, 2, ... for the losses of several classes, of which the highest is taken as public.
     method : str or Method
         "pagan", "pasan", "dp-adagrad", "dp-sgd", the non-private "adagrad", "sgd", any other
         name of `privagrad.methods.METHODS`, or a method object with its own settings.
@@ -210,7 +217,7 @@ def _gradients(
     rule: Method,
     projection: Projection,
     groups: Any = None,
-) -> GlmGradients | ObjectiveGradients:
+) -> AnyGradients:
     """The gradients of a linear model, or of an objective of the user's own."""
     if isinstance(loss, (str, Loss)):
         kind = loss if isinstance(loss, Loss) else Loss(loss)
@@ -219,7 +226,14 @@ def _gradients(
                 f"Expected a loss of one margin for {rule.name!r}, which perturbs a minimiser; "
                 f"found {kind.name!r}: use 'pagan' or 'pasan'."
             )
-        rows, targets = as_rows(X), as_targets(y)
+        opened = open_examples(X, y)
+        if isinstance(opened, PartitionedExamples):
+            _require_sums(rule, groups)
+            return PartitionedGradients.of(kind, opened)
+        if opened is None:
+            rows, targets = as_rows(X), as_targets(y)
+        else:
+            rows, targets = opened.rows, opened.targets
         if groups is not None and targets is not None and len(targets) != rows.shape[0]:
             raise ValueError("Expected as many targets as rows, found another number of them.")
         return GlmGradients.of(kind, rows, targets)
@@ -241,6 +255,20 @@ def _gradients(
             "needs the rows of a linear model."
         )
     return ObjectiveGradients(loss)
+
+
+def _require_sums(rule: Method, groups: Any) -> None:
+    """Refuse what needs more of rows in partitions than sums over them."""
+    if groups is not None:
+        raise ValueError(
+            "Expected rows in memory for users with several rows (groups=), found rows in "
+            "partitions, which may part the rows of a user: load them into memory."
+        )
+    if rule.one_shot:
+        raise ValueError(
+            f"Expected rows in memory for {rule.name!r}, which minimises over all of them, found "
+            "rows in partitions: use 'pagan' or 'pasan'."
+        )
 
 
 def _batches(
@@ -289,8 +317,8 @@ def _plan(
 
 def _learned_ellipsoid(
     rule: Method,
-    gradients: GlmGradients | ObjectiveGradients,
-    public: GlmGradients | ObjectiveGradients | None,
+    gradients: AnyGradients,
+    public: AnyGradients | None,
     x: Vector,
     releases: Releases,
     users: UserRows | None,
@@ -314,9 +342,7 @@ def _learned_ellipsoid(
     return shaped_ellipsoid(tiled, gradients.loss.lipschitz, rule.scale_power)
 
 
-def _public(
-    method: Method, public: Any, private: GlmGradients | ObjectiveGradients
-) -> GlmGradients | ObjectiveGradients | None:
+def _public(method: Method, public: Any, private: AnyGradients) -> AnyGradients | None:
     """The gradients of public examples, of the same kind as the private ones."""
     if public is None:
         if method.needs_public:
