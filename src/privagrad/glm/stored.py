@@ -26,8 +26,9 @@ LEAST_BYTES = 2**28
 """From so many bytes on, mapped rows are read part by part. The result does not depend on it."""
 
 _PART_BYTES = 2**25
-_PAGE, _AROUND = 4096, 2**16
-"""Bytes of a page, and how many the system may map with it."""
+_PAGE, _TOGETHER = 4096, 64
+"""Bytes of a page; how many single rows are read before their pages are let go of, with each of
+which the system may map megabytes around it."""
 
 
 @dataclass(frozen=True)
@@ -90,17 +91,14 @@ class StoredPartitions:
     def _of_rows(
         self, rows: NDArray[np.int64], function: Callable[..., Sums], arguments: tuple[Any, ...]
     ) -> Sums:
-        examples = Examples(self.rows, self.targets).take(np.sort(rows))
-        for array in self._arrays:
-            forget(array)
-        return function(examples, *arguments)
-
-    @property
-    def _arrays(self) -> list[NDArray[Any]]:
-        rows = self.rows
-        if isinstance(rows, DenseRows):
-            return [rows.array, self.targets]
-        return [rows.data, rows.indices, rows.indptr, self.targets]
+        rows, whole = np.sort(rows), Examples(self.rows, self.targets)
+        found = []
+        for first in range(0, max(rows.size, 1), _TOGETHER):
+            some = rows[first : first + _TOGETHER]
+            found.append(whole.take(some))
+            if some.size:
+                self._forget(int(some[0]), int(some[-1]) + 1)
+        return function(_one_after_the_other(found), *arguments)
 
     def _parts(self) -> Iterator[tuple[int, Examples]]:
         """The number of each part's first row, and the part, read ahead."""
@@ -115,8 +113,11 @@ class StoredPartitions:
                     coming.result()
                 coming = None if after is None else reader.submit(self._read, *after)
                 yield first, Examples(self.rows.part(first, stop), self.targets[first:stop])
-                for array in self._within(first, stop):
-                    forget(array)
+                self._forget(first, stop)
+
+    def _forget(self, first: int, stop: int) -> None:
+        for array in self._within(first, stop):
+            forget(array)
 
     def _within(self, first: int, stop: int) -> Iterator[NDArray[Any]]:
         """The pieces of the files that some rows are in."""
@@ -132,6 +133,22 @@ class StoredPartitions:
         for array in self._within(first, stop):
             flat = array.reshape(-1)
             flat[:: max(_PAGE // flat.itemsize, 1)].max(initial=0)
+
+
+def _one_after_the_other(parts: Sequence[Examples]) -> Examples:
+    if len(parts) == 1:
+        return parts[0]
+    rows = [part.rows for part in parts]
+    targets = np.concatenate([part.targets for part in parts])
+    dense = [one.array for one in rows if isinstance(one, DenseRows)]
+    if dense:
+        return Examples(DenseRows(np.concatenate(dense)), targets)
+    sparse = [one for one in rows if isinstance(one, SparseRows)]
+    counts = np.concatenate([np.diff(one.indptr) for one in sparse])
+    starts = np.concatenate([[0], np.cumsum(counts)]).astype(sparse[0].indptr.dtype)
+    data = np.concatenate([one.data for one in sparse])
+    indices = np.concatenate([one.indices for one in sparse])
+    return Examples(SparseRows(data, indices, starts, sparse[0].dim), targets)
 
 
 def stored_or_not(rows: DenseRows | SparseRows, targets: Vector) -> Examples | PartitionedExamples:
