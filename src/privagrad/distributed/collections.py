@@ -7,7 +7,6 @@ from typing import Any
 
 import dask.array as da
 import numpy as np
-from dask.base import is_dask_collection
 from dask.delayed import delayed
 from distributed import get_client
 
@@ -23,11 +22,6 @@ class _Table:
 
     blocks: list[Any]
     sizes: tuple[int, ...] | None
-
-
-def is_dask(X: Any) -> bool:
-    """Whether these are rows of a dask array or data frame."""
-    return is_dask_collection(X)
 
 
 def from_dask(

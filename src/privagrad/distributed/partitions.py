@@ -8,9 +8,12 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from itertools import accumulate
 from typing import Any, Self
 
+import numpy as np
 from distributed import KilledWorker
 from distributed.protocol.pickle import dumps
+from numpy.typing import NDArray
 
+from privagrad._internal.validate import Vector
 from privagrad.distributed.worker import (
     Answer,
     Branch,
@@ -33,6 +36,8 @@ _FRUITLESS = 5
 _WATCH, _SHORTEST, _LONGEST = 5.0, 0.005, 0.5
 """Seconds between looks whether workers that compute are alive, and between looks whether
 partitions were loaded."""
+
+_MOST_LABELS = 1000
 
 _SOURCE = (
     "What was released before stays charged; this release was not made. Take rows that workers can "
@@ -148,6 +153,12 @@ class ClusterPartitions:
             self._client, futures, counts, shown.dim, shown.sparse, fan_out=self._fan_out,
             patience=self._patience,
         )  # fmt: skip
+
+    def labels(self) -> NDArray[Any]:
+        """The different targets, if these are labels of classes, which are public."""
+        futures = self._client.map(_labels, self._futures, pure=False)
+        found: list[Vector] = self._client.gather(futures)
+        return np.unique(np.concatenate(found))
 
     async def _total(self, question: bytes) -> Sums:
         async with self._turn:
@@ -271,6 +282,16 @@ def _addresses(branch: Branch) -> Iterable[str]:
 
 def _facts(examples: Examples) -> tuple[int, int, bool]:
     return *examples.shape, examples.sparse
+
+
+def _labels(examples: Examples) -> Vector:
+    labels = np.unique(examples.targets)
+    if labels.size > _MOST_LABELS:
+        raise ValueError(
+            f"Expected targets y that are labels of at most {_MOST_LABELS} classes, found "
+            f"{labels.size} different ones: take an estimator for regression, or encode them."
+        )
+    return labels
 
 
 def _mapped(examples: Examples, maps: Sequence[RowMap]) -> Examples:
