@@ -79,6 +79,7 @@ bench: install
 	$(BIN)/python -W ignore -m benchmarks glm_step
 	$(BIN)/python -W ignore -m benchmarks small_model
 	$(BIN)/python -W ignore -m benchmarks lstm_step
+	$(BIN)/python -W ignore -m benchmarks ddp_step
 	$(BIN)/python -W ignore -m benchmarks layers
 
 bench-estimators: install

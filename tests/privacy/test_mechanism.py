@@ -19,7 +19,7 @@ from privagrad.privacy import normals
 from privagrad.privacy.bounded import BoundedSum, Part
 from privagrad.privacy.mechanism import GaussianSum
 from privagrad.privacy.noise import BUFFER, PIECE, KeyStream, RandomSource, random_source
-from tests.statistics import FALSE_ALARM, assert_scale
+from tests.statistics import FALSE_ALARM, Constant, assert_scale
 
 MULTIPLIERS = [0.01, 0.7, 3.0, 200.0]
 
@@ -234,7 +234,7 @@ def test_what_a_vector_adds_does_not_depend_on_the_others(data, dim):
 )
 @pytest.mark.parametrize("threads", [None, 2])
 def test_every_coordinate_of_large_tensors_gets_noise_of_its_own(sizes, threads):
-    parts = [Part(np.zeros(n), np.ones(n), np.zeros(n)) for n in sizes]
+    parts = [Part([np.zeros(n)], np.ones(n), np.zeros(n)) for n in sizes]
     mechanism = GaussianSum(sum(sizes), 1.0, 1.0)
     with pool_of(threads or 1) as pool:
         mechanism.release(mechanism.sum_of_parts(parts, 1.0), random_source(), pool)
@@ -242,3 +242,19 @@ def test_every_coordinate_of_large_tensors_gets_noise_of_its_own(sizes, threads)
     assert np.count_nonzero(released) > released.size - 10  # some are 0 by chance
     assert np.unique(released).size > 0.99 * released.size
     assert_scale(released, 1.0)
+
+
+def test_sums_of_several_processes_are_each_rounded_and_then_added():
+    totals = list(0.1 * np.random.default_rng(0).standard_normal((3, 5)))
+    mechanism = GaussianSum(8, 1.0, 1.0)
+    for order in (totals, totals[::-1]):
+        part = Part(order, np.ones(5), np.zeros(5))
+        mechanism.release(mechanism.sum_of_parts([part], 1.0), Constant.source(0.0))
+        units = sum(np.rint(total / mechanism.grid) for total in totals)
+        assert np.array_equal(part.out, units * mechanism.grid)
+
+
+def test_more_coordinates_than_a_vector_has_are_refused():
+    parts = [Part([np.zeros(5)], np.ones(5), np.zeros(5))] * 2
+    with pytest.raises(ValueError, match="at most 8 coordinates, found 10"):
+        GaussianSum(8, 1.0, 1.0).sum_of_parts(parts, 1.0)

@@ -151,7 +151,7 @@ def whitened_sums(monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
     made = SumOfParts.__init__
 
     def note(self: Any, maker: Any, mechanism: Any, parts: Any, radius: float, *rest: Any) -> None:
-        own = [torch.tensor(p.total * p.root_scale, dtype=torch.float64) for p in parts]
+        own = [torch.tensor(p.totals[0] * p.root_scale, dtype=torch.float64) for p in parts]
         seen.append(torch.cat(own) / radius)
         made(self, maker, mechanism, parts, radius, *rest)
 

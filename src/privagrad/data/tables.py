@@ -21,7 +21,7 @@ from privagrad.data.overlap import Marks, marks_of
 from privagrad.data.schema import Column, Schema
 from privagrad.glm.examples import Examples, PartitionedExamples
 from privagrad.glm.rows import SparseRows, as_rows
-from privagrad.glm.stored import is_stored, stored_or_not
+from privagrad.glm.stored import forget, is_stored, stored_or_not
 from privagrad.privacy.events import Unit
 from privagrad.privacy.users import Users
 
@@ -113,7 +113,9 @@ class Table(ABC):
             flat = buffer.reshape(-1)
             size = max(_PIECE // buffer.itemsize, 1)
             for start in range(0, flat.size, max(flat.size // _PIECES, size)):
-                found = zlib.crc32(flat[start : start + size].data, found)
+                piece = flat[start : start + size]
+                found = zlib.crc32(piece.data, found)
+                forget(piece)
         return found
 
     def marks(self) -> Marks | None:
@@ -197,6 +199,8 @@ class ColumnTable(Table):
         return [spool.array() for spool in (self.numbers, self.codes) if spool.width]
 
     def marks(self) -> Marks | None:
+        if any(map(is_stored, self.buffers())):
+            return None  # all of the file would be read into memory
         # Codes of categories that are not stated depend on the order of the rows.
         categories = [c for c in self.schema.encoded if c.kind == "category"]
         stated = [j for j, c in enumerate(categories) if c.name not in self.counts]

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from privagrad._internal import validate
 from privagrad._internal.validate import Vector
-from privagrad.data.matrices import MatrixTable
+from privagrad.data.matrices import MatrixTable, NumberTable
 from privagrad.data.memory import as_series, open_frame, require_own_name, with_target
 from privagrad.data.opening import is_dask, is_source, open_source
 from privagrad.data.schema import Column, Schema
@@ -269,7 +269,7 @@ class PrivateLinearEstimator(FittedEstimator):
         """Make the releases of a prepared fit, and keep its model."""
         model = run(job, progress=self.verbose)
         about: dict[str, Any] = {"parameters": self._parameters()}
-        if isinstance(job.table, MatrixTable):
+        if isinstance(job.table, NumberTable):
             about |= {"input": ARRAY, "named": job.table.names is not None}
         if model.classes is not None:
             about |= _labels.as_json(labels_of(model.classes))

@@ -96,7 +96,7 @@ def _require_finite(examples: PartitionedExamples) -> None:
     if columns.any():
         shown = ", ".join(map(str, np.flatnonzero(columns)[:10]))
         raise ValueError(
-            f"Expected finite numbers in X, found NaN or inf in column "
+            "Expected finite numbers in X, found NaN or inf in column"
             f"{'s' if np.count_nonzero(columns) > 1 else ''} {shown}: fill them by a public rule, "
             "for example a constant, or drop these columns."
         )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from itertools import accumulate
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -93,11 +92,6 @@ class BoundedSum:
                 "Expected a sum that was not released yet, found one that was: every release is "
                 "charged by itself. Bound and sum the rows again."
             )
-
-    @property
-    def share(self) -> Share | None:
-        """Given where several processes hold shares of the sum."""
-        return None
 
     @property
     def spans(self) -> Sequence[BoundedSum | _Tensor]:
@@ -189,40 +183,26 @@ class _RowsOfUsers(BoundedSum):
 
 
 class Part(NamedTuple):
-    """Some coordinates, flat: the bounded sum, sqrt(scale), where the private mean goes."""
+    """Some coordinates, flat: the bounded sums, sqrt(scale), where the private mean goes.
 
-    total: Floats
+    What is released is the sum of `totals`, one of each process, each rounded to whole units.
+    """
+
+    totals: Sequence[Floats]
     root_scale: Floats
     out: Floats
-
-
-class Share(NamedTuple):
-    """One process's share of a sum: whether it adds the noise, and what adds all shares up."""
-
-    noisy: bool
-    combine: Callable[[Vector], None]
 
 
 class SumOfParts(BoundedSum):
     """A sum in the units of several tensors; A is diag(scale)/radius²."""
 
-    __slots__ = ("_share", "_spans")
+    __slots__ = ("_spans",)
 
     def __init__(
-        self, maker: object, mechanism: PublicGrid, parts: Sequence[Part], radius: float,
-        share: Share | None,
-    ) -> None:  # fmt: skip
-        ends = list(accumulate(part.total.size for part in parts))
-        super().__init__(maker, mechanism, np.empty(ends[-1] if share else 0), None)
-        pieces = np.split(self.memory, ends[:-1]) if share else [self.memory] * len(parts)
-        self._share = share
-        self._spans = [
-            _Tensor(piece, part, radius) for piece, part in zip(pieces, parts, strict=True)
-        ]
-
-    @property
-    def share(self) -> Share | None:
-        return self._share
+        self, maker: object, mechanism: PublicGrid, parts: Sequence[Part], radius: float
+    ) -> None:
+        super().__init__(maker, mechanism, np.empty(0), None)
+        self._spans = [_Tensor(part, radius) for part in parts]
 
     @property
     def spans(self) -> Sequence[_Tensor]:
@@ -230,27 +210,27 @@ class SumOfParts(BoundedSum):
 
 
 class _Tensor(NamedTuple):
-    """One tensor; `memory` is for its units where processes exchange them, else empty."""
+    """One tensor, or a part of it."""
 
-    memory: Vector
     part: Part
     radius: float
 
     @property
     def size(self) -> int:
-        return self.part.total.size
+        return self.part.out.size
 
     def units(self, place: slice, mechanism: PublicGrid) -> Vector:
-        total, root_scale, _ = self.part
-        units = self.memory[place] if self.memory.size else np.empty(place.stop - place.start)
+        (first, *others), root_scale = self.part.totals, self.part.root_scale[place]
+        units = np.empty(place.stop - place.start)
         per_unit = 1 / (mechanism.grid * self.radius)
-        _to_units(total[place], root_scale[place], per_unit, units)
+        _to_units(first[place], root_scale, per_unit, units)
+        for total in others:
+            _add_units(total[place], root_scale, per_unit, units)
         return units
 
     def scale(self, place: slice, units: Vector, mechanism: PublicGrid) -> None:
-        _, root_scale, out = self.part
         factor = mechanism.grid * self.radius / mechanism.batch_size
-        _from_units(units, root_scale[place], factor, out[place])
+        _from_units(units, self.part.root_scale[place], factor, self.part.out[place])
 
 
 @kernel()
@@ -287,6 +267,12 @@ def _unwhiten(units: Vector, unwhiten: Vector, factor: float) -> None:
 def _to_units(total: Floats, root_scale: Floats, per_unit: float, units: Vector) -> None:
     for j in range(units.size):
         units[j] = np.rint(np.float64(total[j]) * np.float64(root_scale[j]) * per_unit)
+
+
+@kernel()
+def _add_units(total: Floats, root_scale: Floats, per_unit: float, units: Vector) -> None:
+    for j in range(units.size):
+        units[j] += np.rint(np.float64(total[j]) * np.float64(root_scale[j]) * per_unit)
 
 
 @kernel()

@@ -11,7 +11,7 @@ import numpy as np
 
 from privagrad._internal.validate import Vector
 from privagrad.geometry.ellipsoid import Ellipsoid
-from privagrad.privacy.bounded import MECHANISM, BoundedSum, Part, Share, SumOfParts
+from privagrad.privacy.bounded import MECHANISM, BoundedSum, Part, SumOfParts
 from privagrad.privacy.discrete import add_discrete
 from privagrad.privacy.grid import PublicGrid
 from privagrad.privacy.noise import BUFFER, PIECE, KeyStream, Noise, RandomSource
@@ -86,21 +86,20 @@ class GaussianSum(PublicGrid):
         np.copyto(total.memory, units)
         return total
 
-    def sum_of_parts(
-        self, parts: Sequence[Part], radius: float, share: Share | None = None
-    ) -> BoundedSum:
+    def sum_of_parts(self, parts: Sequence[Part], radius: float) -> BoundedSum:
         """Sums that the caller bounded to norm `radius` in the norm of the parts' scales.
 
         Parameters
         ----------
         parts : sequence of Part
-            The coordinates, tensor by tensor.
+            The coordinates, tensor by tensor: all `dim`, or those that are released here where
+            several processes release one sum together. Each coordinate is released once.
         radius : float
             B: the sum of an example's scale_j g_j² is at most B², up to the mechanism's slack.
-        share : Share, optional
-            Given where several processes hold shares of the sum.
         """
-        return SumOfParts(MECHANISM, self, parts, radius, share)
+        if (size := sum(part.out.size for part in parts)) > self.dim:
+            raise ValueError(f"Expected parts of at most {self.dim} coordinates, found {size}.")
+        return SumOfParts(MECHANISM, self, parts, radius)
 
     def release(
         self, total: BoundedSum, source: RandomSource, pool: Executor | None = None
@@ -124,10 +123,6 @@ class GaussianSum(PublicGrid):
             edges = np.linspace(0, size, len(streams) + 1).astype(int).tolist()
             run = map if pool is None else pool.map
             list(run(add, streams, edges[:-1], edges[1:]))
-        if total.share is not None:
-            total.share.combine(total.memory)
-            for span in total.spans:
-                span.scale(slice(None), span.memory, self)
         return total.memory
 
     def _add_noise(
@@ -137,16 +132,14 @@ class GaussianSum(PublicGrid):
 
         A block stays in the processor's cache from the sum to the private mean.
         """
-        share, first = total.share, 0
+        first = 0
         for span in total.spans:
             last = first + span.size
             for place in _pieces(max(start, first) - first, min(stop, last) - first):
                 units = span.units(place, self)
-                if share is None or share.noisy:
-                    with stream.lock:
-                        add(units, stream, self.deviation)
-                if share is None:
-                    span.scale(place, units, self)
+                with stream.lock:
+                    add(units, stream, self.deviation)
+                span.scale(place, units, self)
             first = last
 
 

@@ -179,8 +179,13 @@ def _secure_kind() -> Any:
     return SecureBits
 
 
-def random_source(random_state: RandomState = None, noise: Noise = "gaussian") -> RandomSource:
+def random_source(
+    random_state: RandomState = None, noise: Noise = "gaussian", process: int | None = None
+) -> RandomSource:
     """The secure source for None; a seeded one for a whole number or a NumPy Generator.
+
+    `process` is the number of this process, where several draw together: with the same seed each
+    of them has streams of its own.
 
     Guarantees
     ----------
@@ -194,11 +199,11 @@ def random_source(random_state: RandomState = None, noise: Noise = "gaussian") -
         streams = (KeyStream() for _ in range(STREAMS))
         return RandomSource(tuple(streams), secure_generator(), seeded=False, noise=noise)
     if isinstance(random_state, Generator):
-        return _seeded(random_state, noise)
+        return _seeded(random_state, noise, process)
     if isinstance(random_state, (int, np.integer)) and not isinstance(random_state, bool):
         if random_state < 0:
             raise ValueError(f"Expected random_state >= 0, found {random_state!r}.")
-        return _seeded(np.random.default_rng(random_state), noise)
+        return _seeded(np.random.default_rng(random_state), noise, process)
     raise TypeError(
         "Expected random_state to be None (secure), a whole number or a numpy Generator "
         f"(both reproducible and not private), found {random_state!r}."
@@ -210,7 +215,9 @@ def noise_kind(name: object) -> Noise:
     return cast(Noise, validate.choice("noise", name, get_args(Noise)))
 
 
-def _seeded(generator: Generator, noise: Noise) -> RandomSource:
+def _seeded(generator: Generator, noise: Noise, process: int | None) -> RandomSource:
+    if process is not None:
+        generator = generator.spawn(process + 1)[process]
     sampler, *others = generator.spawn(STREAMS + 1)
     streams = tuple(KeyStream(other.bytes(16)) for other in others)
     return RandomSource(streams, sampler, seeded=True, noise=noise)

@@ -39,6 +39,8 @@ class AdamBC(NoiseAware):
         ε, for training without noise.
     """
 
+    elementwise = True
+
     def __init__(
         self,
         params: Any,

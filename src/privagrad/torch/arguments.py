@@ -15,6 +15,7 @@ from privagrad.privacy.noise import Noise, RandomSource, RandomState, random_sou
 from privagrad.torch.loaders import original_loader
 from privagrad.torch.module import PrivateModule
 from privagrad.torch.optimizer import PrivateOptimizer
+from privagrad.torch.parallel import refuse_spread_optimizers
 from privagrad.torch.per_example_loss import PerExampleLoss
 from privagrad.torch.processes import Processes
 from privagrad.torch.samplers import Sampling
@@ -77,24 +78,12 @@ def sampling_of(
 
 
 def noise_source(
-    random_state: RandomState, generator: torch.Generator | None, noise: Noise
+    random_state: RandomState, generator: torch.Generator | None, noise: Noise, processes: Processes
 ) -> RandomSource:
+    """The streams of this process: with the same seed, each process has others."""
     if generator is not None:
         random_state = int(torch.randint(2**62, (), generator=generator))
-    return random_source(random_state, noise)
-
-
-def agreed_seed(source: RandomSource, processes: Processes) -> bool:
-    """Whether any process has seeded noise; refuses processes with different kinds of noise."""
-    flags = torch.tensor([source.seeded, source.noise == "discrete"], dtype=torch.float64)
-    processes.sum(flags)
-    seeded, discrete = flags.tolist()
-    if discrete not in (0, processes.count):
-        raise ValueError(
-            "Expected the same noise= in all processes, found 'gaussian' in some and 'discrete' "
-            "in others."
-        )
-    return bool(seeded)
+    return random_source(random_state, noise, processes.rank if processes.count > 1 else None)
 
 
 def trainable(module: nn.Module, optimizer: Optimizer) -> dict[str, nn.Parameter]:
@@ -108,6 +97,7 @@ def trainable(module: nn.Module, optimizer: Optimizer) -> dict[str, nn.Parameter
             "Expected an optimizer that takes one gradient a step, found LBFGS: every evaluation "
             "of its closure would be a release of its own."
         )
+    refuse_spread_optimizers(optimizer)
     parameters = {name: p for name, p in module.named_parameters() if p.requires_grad}
     if not parameters:
         raise ValueError("Expected a module with trainable parameters, found none.")

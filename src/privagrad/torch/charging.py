@@ -108,13 +108,16 @@ class BatchCharges:
         self._fresh = False
         self._optimizer.shares = None
 
-    def release(self, noise: float) -> None:
-        """Charge a release with this noise, before it is made."""
+    def release(self, noise: float) -> bool:
+        """Charge a release with this noise, before it is made; whether a drawn batch pays for it.
+
+        It is else charged as one over all rows.
+        """
         self.accountant.check_process()
         if self._fresh:
             self._fresh = False
             self._pay(noise)
-            return
+            return True
         # No sampling makes a batch from elsewhere, or one used before, cheaper.
         of_all_rows = GaussianEvent(
             1.0, purpose=self.event.purpose, under=self.event.relation, unit=self.event.unit
@@ -128,6 +131,7 @@ class BatchCharges:
                 UserWarning,
                 stacklevel=4,
             )
+        return False
 
     def _pay(self, noise: float) -> None:
         """Charge the last batch, or in a pass of distinct rows the pass, for this noise."""

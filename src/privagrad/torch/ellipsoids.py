@@ -75,6 +75,12 @@ class TrainingEllipsoid:
     scales: dict[str, Scale]
     learned: LearnedEllipsoid | None = None
 
+    @property
+    def shapes(self) -> dict[str, tuple[bool, bool]]:
+        """For each tensor, whether its scale has every entry; and whether it is learned."""
+        learns = self.learned is not None
+        return {name: (scale.entries is not None, learns) for name, scale in self.scales.items()}
+
     def agree(self, processes: Processes) -> None:
         """Take the first process's scales, in place."""
         for scale in self.scales.values():

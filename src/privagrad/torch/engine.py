@@ -20,8 +20,13 @@ from privagrad.privacy.noise import Noise, RandomState, noise_kind
 from privagrad.privacy.users import MOST_ROWS
 from privagrad.torch import checkpoints
 from privagrad.torch.accountant import Accountant
-from privagrad.torch.arguments import (
+from privagrad.torch.agreement import (
     agreed_seed,
+    description,
+    refuse_differences,
+    refuse_shared_streams,
+)
+from privagrad.torch.arguments import (
     criterion_of,
     noise_source,
     sampling_of,
@@ -40,9 +45,11 @@ from privagrad.torch.optimizer import PrivateOptimizer, noise_of
 from privagrad.torch.per_example.tape import Tape
 from privagrad.torch.processes import Processes
 from privagrad.torch.release import ReleaseTerms
+from privagrad.torch.shares import Shares
 from privagrad.torch.unwrapped import PrivateHooks
 from privagrad.torch.users import Grouping, refuse_with_users
 from privagrad.torch.validator import ModuleValidator
+from privagrad.torch.wrapped import is_elementwise
 
 PrivateTraining = Any
 """(module, optimizer, data loader); in ghost mode (module, optimizer, criterion, data loader)."""
@@ -204,10 +211,25 @@ class PrivacyEngine:
             batch_first=batch_first, floor=floor, per=per,
         )  # fmt: skip
         chosen = choose_ellipsoid(ellipsoid, parameters, public_loader, moments_of)
+        source = noise_source(random_state, noise_generator, noise, processes)
+        names = {id(p): name for name, p in module.named_parameters()}
+        refuse_differences(
+            processes,
+            {
+                "the trainable parameters": [(n, p.shape, p.dtype) for n, p in parameters.items()],
+                "the optimizer": description(optimizer, names),
+                "whether the optimizer is elementwise": is_elementwise(optimizer),
+                "the sampling": (sampling.event, sampling.batch_size, sampling.most),
+                "the shape of the ellipsoid": chosen.shapes,
+                "clipping=, loss_reduction=, noise= and verify=": (
+                    bounds.name, loss_reduction, source.noise, verify,
+                ),
+            },
+        )  # fmt: skip
+        refuse_shared_streams(processes, source)
         chosen.agree(processes)
         bounds.agree(processes)
-        source = noise_source(random_state, noise_generator, noise)
-        self.seeded |= agreed_seed(source, processes)
+        self.seeded |= agreed_seed(processes, source)
         self._noises.add(source.noise)
         # Refuses samplings that cannot be composed, before anything is released.
         PrivacyPlan((*self.accountant.events, sampling.event))
@@ -219,7 +241,7 @@ class PrivacyEngine:
         terms = ReleaseTerms(multiplier, radius, sampling.batch_size)
         private_optimizer = PrivateOptimizer(
             optimizer, tape, chosen, terms, bounds,
-            source=source, processes=processes, charge=charges.release,
+            source=source, shares=Shares(processes, parameters), charge=charges.release,
             most_rows=None if grouping is None else grouping.most,
         )  # fmt: skip
         charges.connect(private_optimizer, private.loss_guard)

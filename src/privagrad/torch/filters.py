@@ -36,6 +36,10 @@ class GradientFilter(WrappedOptimizer):
         super().__init__(optimizer)
         self._kept: dict[nn.Parameter, dict[str, Any]] = {}
 
+    @property
+    def own_states(self) -> list[dict[Any, Any]]:
+        return [self._kept]
+
     @abstractmethod
     def filtered(self, parameter: nn.Parameter, gradient: Tensor, kept: dict[str, Any]) -> Tensor:
         """What the optimizer has in place of the gradient; `kept` is empty at first."""
@@ -87,6 +91,8 @@ class LowPassFilter(GradientFilter):
     feedforward : sequence of float
         b_0, b_1, ...
     """
+
+    elementwise = True
 
     def __init__(
         self,
@@ -151,6 +157,8 @@ class KalmanFilter(GradientFilter, NoiseAware):
     drift : float
         How far the gradient moves in one step, as a part of the noise's variance.
     """
+
+    elementwise = True
 
     def __init__(self, optimizer: Optimizer, drift: float = 0.01) -> None:
         GradientFilter.__init__(self, optimizer)

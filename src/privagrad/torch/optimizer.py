@@ -12,14 +12,16 @@ from torch.optim import Optimizer
 
 from privagrad._internal import validate
 from privagrad.privacy.noise import RandomSource
+from privagrad.torch.agreement import agreed_terms, refuse_other_payments, scales_hash
 from privagrad.torch.clipping import AdaptiveClipping, Clipping
 from privagrad.torch.ellipsoids import TrainingEllipsoid
 from privagrad.torch.opacus_names import hint_for_optimizer
 from privagrad.torch.per_example.gradients import PerExampleGradient
 from privagrad.torch.per_example.tape import Tape
-from privagrad.torch.processes import Processes
 from privagrad.torch.release import Count, Released, ReleaseTerms, SumRelease
 from privagrad.torch.scales import Scale, accurate, matrix_shape
+from privagrad.torch.shares import Shares
+from privagrad.torch.steps import step_of
 from privagrad.torch.wrapped import NoiseAware, WrappedOptimizer
 
 Observer = Callable[[int, dict[str, list[PerExampleGradient]], float], None]
@@ -47,9 +49,13 @@ class PrivateOptimizer(WrappedOptimizer):
     terms : ReleaseTerms
     clipping : Clipping
     source : RandomSource
-    processes : Processes
+        Of this process alone.
+    shares : Shares
+        Of the tape's parameters: of several processes each releases its own, and steps its own
+        where `optimizer` treats every coordinate by itself.
     charge : callable
-        Called with the noise multiplier of every release before it is made.
+        Called with the noise multiplier of every release before it is made; returns whether a
+        batch of the data loader pays for it.
     most_rows : int, optional
         Given where users are protected: how many rows of one count at most. g_i is then the
         average of a user's bounded gradients, of all of the user's rows in the data set.
@@ -70,8 +76,8 @@ class PrivateOptimizer(WrappedOptimizer):
         clipping: Clipping,
         *,
         source: RandomSource,
-        processes: Processes,
-        charge: Callable[[float], None],
+        shares: Shares,
+        charge: Callable[[float], bool],
         most_rows: int | None = None,
     ) -> None:
         super().__init__(optimizer)
@@ -80,15 +86,14 @@ class PrivateOptimizer(WrappedOptimizer):
         self.noise_multiplier, self.max_grad_norm = terms.noise_multiplier, terms.max_grad_norm
         self.expected_batch_size = terms.expected_batch_size
         self.learned_ellipsoid = ellipsoid.learned
+        self._step = step_of(optimizer, tape.parameters, shares)
         self._last = self._waits = True
         self.observe: Observer | None = None
-        self.non_finite = self.releases = 0
+        self.non_finite = self.releases = self._batches = 0
         self.step_done: Callable[[], None] = lambda: None
-        self._processes, self._charge = processes, charge
+        self._processes, self._charge = shares.processes, charge
         self._of_users = most_rows is not None
-        self._release_sums = SumRelease(
-            source, processes, terms.expected_batch_size, most_rows or 1
-        )
+        self._release_sums = SumRelease(source, shares, terms.expected_batch_size, most_rows or 1)
         self.shares: Tensor | None = None
         self._step_hooks: list[Callable[[PrivateOptimizer], None]] = []
         self._drop_batch()
@@ -132,6 +137,8 @@ class PrivateOptimizer(WrappedOptimizer):
     def scales(self, scales: dict[str, Scale]) -> None:
         self._drop_batch()
         self._scales = scales
+        if self._processes.count > 1:
+            self._scales_hash = scales_hash(scales.values())
 
     @property
     def last_chunk(self) -> bool:
@@ -157,7 +164,7 @@ class PrivateOptimizer(WrappedOptimizer):
         self._drop_batch()
         for hook in self._step_hooks:
             hook(self)
-        self.original_optimizer.step()
+        self._step.step()
         self.step_done()
         return loss
 
@@ -168,6 +175,7 @@ class PrivateOptimizer(WrappedOptimizer):
         """
         if first:
             self._drop_batch()
+            self._batches += 1
         self._last, self._waits, self.shares = last, True, shares
 
     def _drop_batch(self) -> None:
@@ -179,14 +187,30 @@ class PrivateOptimizer(WrappedOptimizer):
         """What the current batch is bounded and released with; fixed by its first part."""
         if self._agreed is None:
             own = ReleaseTerms(self.noise_multiplier, self.max_grad_norm, self.expected_batch_size)
+            needs_whole = bool(self._step_hooks) or self.learned_ellipsoid is not None
+            needs_whole |= self._step.needs_whole
             if self._processes.count > 1:
-                own = ReleaseTerms(*self._processes.agreed(own))
-            self._agreed = own
+                alike = {
+                    "number of batches drawn": self._batches,
+                    "number of releases": self.releases,
+                    "ellipsoid (a hash of it)": self._scales_hash,
+                    "optimizer's options (a hash of them)": self._step.options_hash,
+                }
+                own, needs_whole = agreed_terms(self._processes, own, alike, needs_whole)
+            self._agreed, self._whole = own, needs_whole
         return self._agreed
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         self.tape.forget()
-        super().zero_grad(set_to_none)
+        self._step.zero_grad(set_to_none)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The optimizer's state, of whole parameters; of several processes, call it in each."""
+        return self._step.state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take a state of whole parameters, made by any number of processes."""
+        self._step.load_state_dict(state_dict)
 
     def _add_batch(self) -> None:
         """Bound the gradients that the last backward pass left and add them to the sums."""
@@ -237,18 +261,14 @@ class PrivateOptimizer(WrappedOptimizer):
         count = None
         if adaptive is not None:
             count = Count(self._count, adaptive.count_share(terms.noise_multiplier))
-        self._charge(terms.noise_multiplier)
+        refuse_other_payments(self._processes, self._charge(terms.noise_multiplier))
         self.releases += 1
         totals = {name: self._sum_of(name, p) for name, p in self.tape.parameters.items()}
         released = self._release_sums(totals, self.scales, terms, count)
         factor = released.factor
         if self.loss_reduction == "mean":
             factor /= terms.expected_batch_size
-        for name, parameter in self.tape.parameters.items():
-            gradient = totals[name].view(parameter.shape)
-            if factor != 1:
-                gradient.mul_(factor)
-            parameter.grad = gradient.to(parameter.device, parameter.dtype)
+        self._step.set_gradients(totals, factor, self._whole)
         self._show_noise(released, terms)
         if adaptive is not None:
             unclipped = 0.5 + released.counted / self._release_sums.batch_size
@@ -262,10 +282,11 @@ class PrivateOptimizer(WrappedOptimizer):
         mean, batch_size = self.loss_reduction == "mean", terms.expected_batch_size
         noise_std = released.noise_std / (batch_size if mean else 1.0)
         if isinstance(self.original_optimizer, NoiseAware):
-            self.original_optimizer.noise_variances = {
-                parameter: (noise_std**2 / self.scales[name].full).view(parameter.shape)
+            variances = {
+                name: (noise_std**2 / self.scales[name].full).view(parameter.shape)
                 for name, parameter in self.tape.parameters.items()
             }
+            self._step.set_noise_variances(variances)
         if self.learned_ellipsoid is not None and terms.noise_multiplier > 0:
             learned = self.learned_ellipsoid.learn(
                 self.tape.parameters,
@@ -274,6 +295,7 @@ class PrivateOptimizer(WrappedOptimizer):
                 examples=batch_size if mean else 1 / batch_size,
             )
             if learned is not None:
+                TrainingEllipsoid(learned).agree(self._processes)
                 self.scales = learned
 
     def _sum_of(self, name: str, parameter: Tensor) -> Tensor:

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import math
-import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 from torch import Tensor
 
-from privagrad.privacy.bounded import Part, Share
+from privagrad.privacy.bounded import Part
 from privagrad.privacy.mechanism import GaussianSum
 from privagrad.privacy.noise import RandomSource
-from privagrad.torch.processes import Processes
 from privagrad.torch.scales import Scale
+from privagrad.torch.shares import Received, Shares
 
 FLOAT32 = 2.0**-10
 """What norms and sums in float32 may be off, counted as sensitivity."""
@@ -71,7 +71,9 @@ class SumRelease:
     Parameters
     ----------
     source : RandomSource
-    processes : Processes
+        Of this process alone: no other process draws from the same streams.
+    shares : Shares
+        The coordinates that this process releases.
     batch_size : int
         The expected batch size.
     most_rows : int
@@ -85,53 +87,87 @@ class SumRelease:
     coordinates: a release of noise multiplier z. What a user adds is such a vector: an average of
     rows, each of norm ≤ B. Sums of up to `most_rows` times as many rows are rounded more often, and
     the slack that is counted as sensitivity grows with that: `slack_of`.
+
+    Of several processes each adds the noise of the coordinates in its own share, from its own
+    streams, to the sum of what all processes have there; the first one also that of the count. A
+    coordinate is in one share only. So all processes together make one such release: each
+    coordinate has its noise once, and no two coordinates have the same. What each process has is
+    rounded to whole units by itself, and only one of them has the example that moves.
     """
 
     def __init__(
-        self, source: RandomSource, processes: Processes, batch_size: float, most_rows: int = 1
+        self, source: RandomSource, shares: Shares, batch_size: float, most_rows: int = 1
     ) -> None:
-        self.processes, self.batch_size = processes, batch_size
+        self.shares, self.batch_size = shares, batch_size
         self._slack = slack_of(batch_size, most_rows)
         self._source = source
         self._pool: ThreadPoolExecutor | None = None
+        self._roots: dict[str, _Root] = {}
 
     def __call__(
         self, totals: Mapping[str, Tensor], scales: Mapping[str, Scale], terms: ReleaseTerms,
         count: Count | None = None,
     ) -> Released:  # fmt: skip
-        """Add noise to `totals`, flat and on the CPU, in place."""
-        counted = np.array([count.total if count is not None else 0.0])
+        """Add noise to `totals`, flat and on the CPU, in place: at this process's coordinates.
+
+        At all others they stay what they are, which is not private.
+        """
+        processes = self.shares.processes
+        counts = [[0.0]] if count is None else processes.gathered([count.total])
         if terms.noise_multiplier == 0:
-            for total in totals.values():
-                self.processes.sum(total)
-            self.processes.sum_array(counted)
-            return Released(1.0, 0.0, float(counted[0]))
-        radius, parts = terms.max_grad_norm, []
+            for name, place, values in self._received(totals):
+                totals[name][place] = sum(values[1:], values[0])
+            return Released(1.0, 0.0, sum(own for (own,) in counts))
+        radius, parts, counted = terms.max_grad_norm, [], np.zeros(1)
         if count is not None:
             radius /= math.sqrt(1 - count.share**2)
             root = np.array([radius * count.share / LARGEST_COUNT])
-            parts = [Part(counted, root, counted)]
-        parts += [
-            Part(total.numpy(), scales[name].root, total.numpy()) for name, total in totals.items()
-        ]
-        self._release(parts, terms.noise_multiplier, radius)
-        count_now = float(counted[0]) * self.batch_size
-        return Released(self.batch_size, terms.noise_multiplier * radius, count_now)
-
-    def _release(self, parts: list[Part], noise: float, radius: float) -> None:
+            if processes.first:
+                parts = [Part([np.array(own) for own in counts], root, counted)]
         mechanism = GaussianSum(
-            sum(part.total.size for part in parts),
-            noise,
+            self.shares.size + (count is not None),
+            terms.noise_multiplier,
             self.batch_size,
             slack=self._slack,
         )
-        share = None
-        if self.processes.count > 1:
-            share = Share(self.processes.first, self.processes.sum_array)
-        bounded = mechanism.sum_of_parts(parts, radius, share)
-        mechanism.release(bounded, self._source, self._threads())
+        for received in self.shares.exchanged(totals):
+            parts += [self._part(totals, scales, own) for own in received]
+            bounded = mechanism.sum_of_parts(parts, radius)
+            mechanism.release(bounded, self._source, self._threads())
+            parts = []
+        if count is not None:
+            processes.agree(torch.from_numpy(counted))
+        count_now = float(counted[0]) * self.batch_size
+        return Released(self.batch_size, terms.noise_multiplier * radius, count_now)
+
+    def _received(self, totals: Mapping[str, Tensor]) -> Iterator[Received]:
+        for received in self.shares.exchanged(totals):
+            yield from received
+
+    def _part(
+        self, totals: Mapping[str, Tensor], scales: Mapping[str, Scale], own: Received
+    ) -> Part:
+        name, place, values = own
+        out = totals[name][place].numpy()
+        return Part([value.numpy() for value in values], self._root(name, scales, place), out)
+
+    def _root(self, name: str, scales: Mapping[str, Scale], place: slice) -> Any:
+        """C^{1/2} of a tensor at `place`, kept for the next batch where this process owns it."""
+        known, share = self._roots.get(name), self.shares.own.get(name, slice(0, 0))
+        if known is None or known.scale is not scales[name]:
+            self._roots[name] = known = _Root(scales[name], scales[name].root(share))
+        if place == slice(None):
+            return known.values
+        return known.values[place.start - share.start : place.stop - share.start]
 
     def _threads(self) -> ThreadPoolExecutor | None:
-        if self._pool is None and (os.cpu_count() or 1) > 1:
-            self._pool = ThreadPoolExecutor(min(4, os.cpu_count() or 1))
+        if self._pool is None and torch.get_num_threads() > 1:
+            self._pool = ThreadPoolExecutor(min(4, torch.get_num_threads()))
         return self._pool
+
+
+class _Root(NamedTuple):
+    """C^{1/2} at the coordinates of a tensor that this process owns."""
+
+    scale: Scale
+    values: Any

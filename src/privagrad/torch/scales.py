@@ -68,10 +68,9 @@ class Scale:
     def _flat(self) -> Tensor:
         return self.full.reshape(-1)
 
-    @cached_property
-    def root(self) -> Any:
-        """C^{1/2}, flat, as an array."""
-        return self.full.sqrt().reshape(-1).cpu().numpy()
+    def root(self, place: slice) -> Any:
+        """C^{1/2} at some coordinates, flat, as an array."""
+        return self.full.reshape(-1)[place].sqrt().cpu().numpy()
 
     def double(self) -> Scale:
         entries = None if self.entries is None else self.entries.double()

@@ -43,9 +43,7 @@ class Grouping:
         if not isinstance(rows, range):
             users = Users.numbered(users.numbers[np.asarray(rows)].tolist())
         own = [float(zlib.crc32(users.numbers.tobytes())), float(self.most)]
-        different = torch.tensor([float(processes.agreed(own) != own)], dtype=torch.float64)
-        processes.sum(different)
-        if float(different):
+        if any(found != own for found in processes.gathered(own)):
             raise ValueError(
                 "Expected the same groups= and max_rows_per_user in all processes, found others: "
                 "a user's rows must stay in one process. Give all processes the users of the "

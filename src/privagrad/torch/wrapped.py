@@ -5,8 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor, nn, optim
 from torch.optim import Optimizer
+
+_ELEMENTWISE = (
+    optim.SGD, optim.Adam, optim.AdamW, optim.NAdam, optim.RAdam, optim.Adamax, optim.Adagrad,
+    optim.Adadelta, optim.RMSprop, optim.Rprop, optim.ASGD,
+)  # fmt: skip
+"""PyTorch's own optimizers that treat every coordinate by itself."""
 
 
 class NoiseAware(Optimizer):
@@ -44,11 +50,16 @@ def _of_original(name: str) -> Any:
 class WrappedOptimizer(Optimizer):
     """Does something to the gradients before the step of `original_optimizer`.
 
-    Parameter groups, state and hooks are those of the original optimizer.
+    Parameter groups, state and hooks are those of the original optimizer. `own_states` are what
+    it keeps itself of each parameter.
     """
 
     def __init__(self, optimizer: Optimizer) -> None:
         self.original_optimizer = optimizer
+
+    @property
+    def own_states(self) -> list[dict[Any, Any]]:
+        return []
 
     param_groups: list[dict[str, Any]] = _of_original("param_groups")
     state: Any = _of_original("state")
@@ -78,3 +89,23 @@ class WrappedOptimizer(Optimizer):
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         self.original_optimizer.add_param_group(param_group)
+
+
+def states_of(optimizer: Optimizer) -> list[dict[Any, Any]]:
+    """What the optimizer, and those inside of it, keep of each parameter."""
+    if isinstance(optimizer, WrappedOptimizer):
+        return [*optimizer.own_states, *states_of(optimizer.original_optimizer)]
+    return [optimizer.state]
+
+
+def is_elementwise(optimizer: Optimizer) -> bool:
+    """Whether a coordinate's step is known to depend on that coordinate's gradients alone.
+
+    So it is of PyTorch's own optimizers that work so, and of classes that say `elementwise = True`
+    themselves; not of their subclasses, and not where hooks see the optimizer's parameters.
+    """
+    known = type(optimizer) in _ELEMENTWISE or vars(type(optimizer)).get("elementwise") is True
+    if isinstance(optimizer, WrappedOptimizer):
+        return known and is_elementwise(optimizer.original_optimizer)
+    hooks = (optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks)
+    return known and not any(hooks)
