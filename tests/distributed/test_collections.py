@@ -1,5 +1,6 @@
 """Dask's arrays and data frames at the doors: what is served, and what is refused at once."""
 
+from pathlib import Path
 from typing import Any
 
 import dask.array as da
@@ -94,6 +95,17 @@ def test_frames(client: Client) -> None:
     require_same_rows(from_dask(features, told["label"]))
     require_same_rows(from_dask(features, told[["label"]]))
     require_same_rows(from_dask(features, da.from_array(Y, chunks=200)))
+
+
+def test_a_folder_of_parquet_files(client: Client, tmp_path: Path) -> None:
+    """Dask would read a file's only column in fewer and larger pieces than the others."""
+    whole = frame().compute()
+    for number, first in enumerate(range(0, 900, 100)):
+        whole[first : first + 100].to_parquet(tmp_path / f"{number}.parquet", index=False)
+    told = dd.read_parquet(tmp_path)
+    require_same_rows(from_dask(told.drop(columns=["label"]), told["label"]))
+    rows = da.from_array(X, chunks=(400, 6))
+    require_same_rows(from_dask(rows, told["label"]))
 
 
 def test_partitions_without_rows(client: Client) -> None:

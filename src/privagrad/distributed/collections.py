@@ -155,10 +155,8 @@ def _aligned(X: Any, y: Any, client: Any) -> tuple[list[Any], list[Any]]:
             raise ValueError(
                 f"Expected as many targets y as rows of X, found {sum(found)} and {sum(sizes)}."
             )
-        if _is_frame(y):
-            y = y.to_dask_array(lengths=found)
-        y = _with_sizes(y, found).rechunk({0: sizes})
-        targets = _table(y)
+        y = _column(targets, found) if _is_frame(y) else _with_sizes(y, found)
+        targets = _table(y.rechunk({0: sizes}))
     return rows.blocks, targets.blocks
 
 
@@ -176,7 +174,8 @@ def _of_whole_rows(X: Any) -> Any:
 
 def _table(one: Any) -> _Table:
     if _is_frame(one):
-        return _Table(list(one.to_delayed()), None)
+        # Dask's optimizer joins partitions of few columns, so that those of X and y would differ.
+        return _Table(list(one.to_delayed(optimize_graph=False)), None)
     sizes = one.chunks[0]
     known = not any(np.isnan(size) for size in sizes)
     return _Table(list(one.to_delayed().ravel()), tuple(map(int, sizes)) if known else None)
@@ -186,6 +185,13 @@ def _measured(table: _Table, client: Any) -> tuple[int, ...]:
     """How many rows each block has: they are computed for it."""
     count = delayed(_length, pure=False)
     return tuple(client.gather(client.compute([count(block) for block in table.blocks])))
+
+
+def _column(table: _Table, sizes: tuple[int, ...]) -> Any:
+    """The blocks of a frame's column as an array."""
+    told = delayed(as_targets, pure=False)
+    blocks = zip(table.blocks, sizes, strict=True)
+    return da.concatenate([da.from_delayed(told(b), (n,), meta=np.empty(0)) for b, n in blocks])
 
 
 def _with_sizes(array: Any, sizes: tuple[int, ...]) -> Any:
