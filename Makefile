@@ -3,7 +3,8 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 PYTEST := OPENBLAS_NUM_THREADS=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
 
-.PHONY: help install lock demo test fast coverage fuzz check docs package bench bench-estimators audit clean
+.PHONY: help install lock demo test fast coverage fuzz faults check docs package bench
+.PHONY: bench-estimators audit clean
 
 help:
 	@echo "make install  a virtual environment in .venv with everything for development, as locked"
@@ -15,6 +16,7 @@ help:
 	@echo "make test     all tests, and the examples in the docs"
 	@echo "make coverage all tests, and the lines and branches that they do not reach"
 	@echo "make fuzz     the fuzzers, with TIMES (default 100) times as many examples as in make test"
+	@echo "make faults   kills at random moments, full disks, wrong clocks, ...: docs/faults.md"
 	@echo "make docs     the documentation as a site in site/"
 	@echo "make package  sdist and wheel in dist/, and a trial of the wheel without any extra"
 	@echo "make audit    attacks on this library beside its claims, about 5 minutes: docs/audit.md"
@@ -56,6 +58,12 @@ coverage: install
 TIMES ?= 100
 fuzz: install
 	PRIVAGRAD_FUZZ_EXAMPLES=$(TIMES) $(PYTEST) tests/test_fuzz_tables.py tests/torch/guards/test_fuzz_models.py
+	mkdir -p build && rm -f build/fuzz-counts
+	PRIVAGRAD_FUZZ_COUNTS=build/fuzz-counts PRIVAGRAD_FUZZ_EXAMPLES=$(TIMES) $(PYTEST) tests/test_fuzz_readers.py
+	@sort build/fuzz-counts && awk '{n += $$2} END {print n " files in all"}' build/fuzz-counts
+
+faults: install
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.faults --write docs/faults.md
 
 check: install
 	$(BIN)/ruff check .

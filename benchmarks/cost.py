@@ -122,7 +122,7 @@ def _checked(table: Callable[..., Any], constants: Constants, turns: int) -> lis
 def _measured(table: Callable[..., Any], size: Setting, turns: int) -> float:
     """Median seconds of a step of DP-SGD on so many sampled rows."""
     X = table(int(size.rows), int(size.entries), int(size.dim))
-    n, dim = X.shape
+    dim = X.shape[1]
     steps = max(6, int(0.2 / (size.rows * size.entries * 3e-9 + dim * 2e-8 + 1e-5)))
     marks: list[float] = []
     found = []

@@ -61,6 +61,7 @@ SLOW = (
     "tests/queries/test_moments.py",
     "tests/report/test_browser.py",
     "tests/report/test_reports.py",
+    "tests/test_fuzz_readers.py",
     "tests/test_fuzz_tables.py",
     "tests/test_paper.py",
     "tests/test_theory.py::test_biased_descent",

@@ -51,7 +51,8 @@ def test_small_claims_are_reached_too(epsilon: float) -> None:
 
 
 @pytest.mark.parametrize(
-    ("bound", "canaries", "least"), [("guesses", 5000, 0.15), ("test", 20_000, 0.8)]
+    ("bound", "canaries", "least"),
+    [("guesses", 5000, 0.15), ("curve", 5000, 0.3), ("test", 20_000, 0.8)],
 )
 def test_a_whole_run_reaches_a_part_of_the_claim(bound: Any, canaries: int, least: float) -> None:
     chosen: dict[str, Any] = {"bound": bound, "canaries": canaries, "door": "csr"}

@@ -59,3 +59,22 @@ def test_a_training(tmp_path: Path) -> None:
     assert code == 0
     assert "5 steps" in json.loads(shown)["attack"]
     assert call("--steps", "5", "--view", "nothing")[0] == 2
+
+
+def test_bounds_by_the_curve_of_a_training_and_of_scores(tmp_path: Path) -> None:
+    few = ("--steps", "5", "--canaries", "200", "--json")
+    found = {}
+    for bound in ("guesses", "curve"):
+        code, shown, _ = call(*few, "--bound", bound, "--door", "csr", "-e", "4")
+        assert code == 0
+        found[bound] = json.loads(shown)["claimed"]
+    assert found["curve"] == found["guesses"]
+    lines = [f"{k % 2},{(k % 2) * (k % 3 > 0)}" for k in range(300)]
+    (tmp_path / "s.csv").write_text("included,score\n" + "\n".join(lines))
+    told = {}
+    for bound in ("guesses", "curve"):
+        code, shown, _ = call("--scores", tmp_path / "s.csv", "-e", "9", "--bound", bound, "--json")
+        assert code == 0
+        told[bound] = json.loads(shown)["measured"]
+    assert told["curve"] > told["guesses"] > 0
+    assert call("--scores", tmp_path / "s.csv", "--bound", "test")[0] == 2

@@ -1,7 +1,9 @@
 """Model files: whole or absent, safe to load, the same model afterwards."""
 
+import io
 import json
 import pickle
+import tracemalloc
 import zipfile
 from dataclasses import fields, replace
 
@@ -12,6 +14,15 @@ from scipy.sparse import csr_array
 from privagrad._internal.atomic import atomic_write
 from privagrad.data.models import VERSION, SavedModel, load_model, save_model
 from privagrad.data.schema import Column, Schema
+
+PRIVACY = {
+    "epsilon": 1.0, "delta": 1e-6, "relation": "zero-out", "sampling": "poisson",
+    "accountant": "none", "seeded": False, "noise": "gaussian", "events": [],
+}  # fmt: skip
+MADE = {
+    "at": "2026-01-01", "version": "0.1.0", "table": "t.csv", "rows": 10, "method": "pagan",
+    "steps": 3, "batch_size": 5, "dataset": None, "run": None,
+}  # fmt: skip
 
 
 def model(classes=("no", "yes"), outputs=1):
@@ -29,8 +40,8 @@ def model(classes=("no", "yes"), outputs=1):
             ),
             "y",
         ),
-        {"epsilon": 1.0, "delta": 1e-6, "events": []},
-        {"table": "t.csv"},
+        dict(PRIVACY),
+        dict(MADE),
         {"score": 0.8, "losses": [None, 0.5]},
         *(rng.standard_normal((outputs, d)), rng.standard_normal(outputs)) * 2,
         *(rng.random((3, d)) + 0.1),
@@ -204,3 +215,76 @@ def test_nothing_is_ever_unpickled(tmp_path):
         load_model(tmp_path / "plain.model")
     with pytest.raises(FileNotFoundError):
         load_model(tmp_path / "absent.model")
+
+
+def packed(array):
+    content = io.BytesIO()
+    np.save(content, array)
+    return content.getvalue()
+
+
+def declared(shape, kind="<f8"):
+    """An array that says it has this shape, and has 8 bytes."""
+    content = io.BytesIO()
+    header = {"descr": kind, "fortran_order": False, "shape": shape}
+    np.lib.format.write_array_header_1_0(content, header)
+    return content.getvalue() + bytes(8)
+
+
+@pytest.mark.parametrize(
+    ("entries", "message"),
+    [
+        ({"files": {"coef.npy": declared((10**12,))}}, r"shape \(1000000000000,\)"),
+        ({"files": {"coef.npy": declared((10**6, 10**9))}}, "in 8 bytes"),
+        ({"files": {"coef.npy": declared((1,), "V1000000000")}}, "header"),
+        ({"files": {"coef.npy": declared((1,), "<U2")}}, "header"),
+        ({"files": {"coef.npy": declared((-1,))}}, "header"),
+        ({"files": {"coef.npy": declared((11,) * 5000)}}, "coef"),
+        ({"files": {"coef.npy": declared((1,)).replace(b"(1,)", b"(" + b"1" * 40)}}, "header"),
+        ({"files": {"coef.npy": packed(np.full((1, 2), np.nan))}}, "not finite"),
+        ({"files": {"model.json": b"[" * 100_000}}, "Expected a model"),
+        ({"card": {"features": "ab"}}, "features"),
+        ({"card": {"classes": [1, 2]}}, "classes"),
+        ({"card": {"privacy": PRIVACY | {"epsilon": "1"}}}, "epsilon"),
+        ({"card": {"privacy": PRIVACY | {"delta": -1.0}}}, "delta"),
+        ({"card": {"privacy": {}}}, "Expected a model"),
+        ({"card": {"made": {}}}, "no at, version"),
+        ({"card": {"evaluation": {"figures": {"auc": {"value": 1}}}}}, "auc without"),
+        ({"card": {"made": None}}, "made"),
+    ],
+)
+def test_models_made_to_harm_are_refused(tmp_path, entries, message):
+    save_model(model(), tmp_path / "m.model")
+    changed(tmp_path / "m.model", tmp_path / "other.model", **entries)
+    with pytest.raises(ValueError, match=message):
+        load_model(tmp_path / "other.model")
+
+
+def test_a_bomb_is_refused_before_it_is_unpacked(tmp_path):
+    """A gigabyte of zeros in a megabyte."""
+    path = tmp_path / "m.model"
+    with (
+        zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive,
+        archive.open("model.json", "w", force_zip64=True) as entry,
+    ):
+        for _ in range(1024):
+            entry.write(bytes(2**20))
+    tracemalloc.start()
+    try:
+        with pytest.raises(ValueError, match=r"1,073,741,824 bytes packed into 1,0"):
+            load_model(tmp_path / "m.model")
+        assert tracemalloc.get_traced_memory()[1] < 2**22
+    finally:
+        tracemalloc.stop()
+
+
+def test_an_interruption_while_packing_stays_one(tmp_path, monkeypatch):
+    """Not the complaint of an archive that is closed in the middle of an entry."""
+
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("zipfile._get_compressor", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        save_model(model(), tmp_path / "m.model")
+    assert list(tmp_path.iterdir()) == []

@@ -104,6 +104,10 @@ def test_rows_are_seen_as_often_as_the_report_says(sampling):
     if sampling == "poisson":
         assert rate_accepted(result.diagnostics.examples, 400 * 200, event.rate)
         assert not rate_accepted(result.diagnostics.examples, 400 * 200, event.rate * 1.5)
+    elif sampling == "random_allocation":
+        # Epochs of 14 steps: 28 whole ones and 8 steps, which are charged as a whole one.
+        assert event.count == 29 * 14
+        assert 28 * 200 < result.diagnostics.examples < 29 * 200
     else:
         assert result.diagnostics.examples == 400 * event.batch_size
     relation = "replace-one" if sampling.endswith("replacement") else "zero-out"

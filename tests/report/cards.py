@@ -101,6 +101,11 @@ def objective() -> Card:
     return card_of_report(plan.report(1e-6, seeded=False), rows=ROWS)
 
 
+def allocated() -> Card:
+    plan = PrivacyPlan.calibrate(1.0, 1e-6, ROWS, 50, 100, "random_allocation")
+    return card_of_report(plan.report(1e-6, seeded=False), algorithm="DP-SGD")
+
+
 def leaky() -> Card:
     plan = PrivacyPlan((GaussianEvent(9.0, leak=1e-7, purpose="categories"), GaussianEvent(5.0)))
     return card_of_report(plan.report(1e-6, seeded=False, noise="discrete"), rows=ROWS)
@@ -128,6 +133,7 @@ KINDS: dict[str, Callable[[], Card]] = {
     "poisson": minimized("poisson"),
     "without replacement": minimized("without_replacement"),
     "with replacement": minimized("with_replacement"),
+    "random allocation": allocated,
     "objective": objective,
     "leak": leaky,
     "torch": deep,

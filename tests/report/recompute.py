@@ -27,6 +27,7 @@ TOLERANCE = 0.01
 
 _MOST_POINTS = 400_000
 _TINY = 1e-15
+_FOURIER = 2**18
 
 
 def epsilon_of_card(card: dict[str, Any], delta: float | None = None) -> float:
@@ -112,6 +113,37 @@ def fixed_size(event: Event) -> Profile:
     return of
 
 
+def allocation(event: Event, removed: bool) -> Profile:
+    """One epoch: the ratio is a mean of t lognormals, one of which is larger with the row.
+
+    By a Fourier transform over an even grid of their sum.
+    """
+    mu, steps = 1 / event["noise_multiplier"], steps_of_an_epoch(event)
+    highest = math.exp(mu * mu / 2 + 8 * mu) + 2 * steps
+    width = highest / _FOURIER
+    edges = width * (np.arange(_FOURIER // 2 + 1) - 0.5)
+    with np.errstate(divide="ignore"):
+        places = np.log(np.maximum(edges, 0.0)) / mu + mu / 2
+    without, with_row = (np.fft.rfft(np.diff(norm.cdf(p)), _FOURIER) for p in (places, places - mu))
+    total = np.maximum(np.fft.irfft(without ** (steps - 1) * with_row, _FOURIER), 0.0)
+    ratio = width * np.arange(_FOURIER) / steps
+    inverse = np.divide(1.0, ratio, out=np.zeros_like(ratio), where=ratio > 0)
+    tails = [np.append(np.cumsum(m[::-1])[::-1], 0.0) for m in (total, total * inverse)]
+
+    def removal(epsilons: Vector) -> Vector:
+        i = np.searchsorted(ratio, np.exp(epsilons), side="right")
+        return np.maximum(tails[0][i] - np.exp(epsilons) * tails[1][i], 0.0)
+
+    def addition(epsilons: Vector) -> Vector:
+        return np.maximum(1 - np.exp(epsilons) + np.exp(epsilons) * removal(-epsilons), 0.0)
+
+    return removal if removed else addition
+
+
+def steps_of_an_epoch(event: Event) -> int:
+    return max(1, round(event["n_examples"] / event["batch_size"]))
+
+
 def objective(mu: float, log_volume: float) -> Profile:
     """E[(1 - exp(epsilon - loss))+] of the loss log_volume + mu |Z| + mu^2 / 2."""
 
@@ -129,11 +161,13 @@ def profile_of(event: Event, removed: bool) -> Profile:
         return objective(1 / z, event["log_volume"])
     if event["sampling"] == "poisson":
         return poisson(1 / z, event["batch_size"] / event["n_examples"], removed)
+    if event["sampling"] == "random_allocation":
+        return allocation(event, removed)
     return fixed_size(event)
 
 
 def composed(mu: float, events: list[Event], removed: bool, delta: float) -> float:
-    profiles = [(profile_of(event, removed), event["count"]) for event in events]
+    profiles = [(profile_of(event, removed), draws_of(event)) for event in events]
     if mu > 0:
         profiles.append((gaussian(mu), 1))
     highest = [reach(profile) for profile, _ in profiles]
@@ -149,6 +183,12 @@ def composed(mu: float, events: list[Event], removed: bool, delta: float) -> flo
     for part in parts[1:]:
         total = total.compose(part, _TINY)
     return float(total.get_epsilon_for_delta(delta))
+
+
+def draws_of(event: Event) -> int:
+    """Releases, or epochs of random allocation."""
+    allocated = event["sampling"] == "random_allocation"
+    return int(event["count"] // (steps_of_an_epoch(event) if allocated else 1))
 
 
 def reach(profile: Profile) -> float:

@@ -162,6 +162,9 @@ def test_the_other_program_reads_the_card_alone() -> None:
         ("poisson", ("native", "events", -1, "batch_size"), 60),
         ("poisson", ("native", "events", -1, "n_examples"), 1500),
         ("poisson", ("native", "events", -1, "sampling"), None),
+        ("random allocation", ("native", "events", -1, "count"), 160),
+        ("random allocation", ("native", "events", -1, "noise_multiplier"), 3.0),
+        ("random allocation", ("native", "events", -1, "sampling"), None),
         ("without replacement", ("native", "events", -1, "count"), 150),
         ("with replacement", ("native", "events", -1, "sampling"), "without_replacement"),
         ("objective", ("native", "events", 0, "log_volume"), 0.3),
@@ -401,9 +404,13 @@ def test_mu_is_exact_where_all_rows_are_used_and_a_bound_or_unknown_elsewhere() 
     (event,) = card_named("without replacement")["native"]["events"]
     replaced = 2 * math.sqrt(event["count"]) / event["noise_multiplier"]
     assert gaussian["without replacement"]["mu"] == pytest.approx(replaced)
-    card = card_named("poisson")
-    bound = recompute.closed_form(gaussian["poisson"]["mu"], 1e-6)
-    assert card["guarantee"]["epsilon"] < bound
+    for kind in ("poisson", "random allocation"):
+        bound = recompute.closed_form(gaussian[kind]["mu"], 1e-6)
+        assert card_named(kind)["guarantee"]["epsilon"] < bound
+    (event,) = card_named("random allocation")["native"]["events"]
+    epochs = event["count"] / 40
+    mu = math.sqrt(epochs) / event["noise_multiplier"]
+    assert gaussian["random allocation"]["mu"] == pytest.approx(mu)
 
 
 def test_epsilon_above_one_and_a_large_delta_are_remarked() -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import pickle
+import zipfile
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -250,3 +252,87 @@ def test_what_the_user_vouches_for_stays_so_after_a_checkpoint(tmp_path: Path) -
     other = private(noise_multiplier=1.0)
     other.engine.load_checkpoint(path=path, module=other.module, optimizer=other.optimizer)
     assert not other.engine.report(1e-5).verified
+
+
+class Evil:
+    def __reduce__(self) -> Any:
+        return pytest.fail, ("a pickle was loaded",)
+
+
+@pytest.mark.parametrize("options", [{"weights_only": False}, {"pickle_module": pickle}])
+def test_no_option_makes_reading_run_code(path: Path, options: dict[str, Any]) -> None:
+    save(fresh(), path)
+    again = fresh()
+    with pytest.raises(ValueError, match="weights_only=True"):
+        again.engine.load_checkpoint(path=path, module=again.module, torch_load_kwargs=options)
+
+
+def test_a_checkpoint_of_a_stranger_runs_no_code(path: Path) -> None:
+    run = fresh()
+    torch.save({"privagrad": {"format": 1, "seeded": False}, "module_state_dict": Evil()}, path)
+    for options in (None, {"weights_only": True}, {"map_location": "cpu"}):
+        with pytest.raises(ValueError, match=r"Expected a checkpoint .* found: Weights only load"):
+            run.engine.load_checkpoint(path=path, module=run.module, torch_load_kwargs=options)
+    path.write_bytes(pickle.dumps(Evil()))
+    with pytest.raises(ValueError, match="File is not a zip file"):
+        run.engine.load_checkpoint(path=path, module=run.module)
+
+
+def test_a_checkpoint_needs_no_more_memory_than_its_bytes(path: Path) -> None:
+    """64 megabytes of zeros, packed into 64 kilobytes."""
+    run = fresh()
+    save(run, path)
+    with (
+        zipfile.ZipFile(path, "a", zipfile.ZIP_DEFLATED) as archive,
+        archive.open("checkpoint/data/9", "w", force_zip64=True) as entry,
+    ):
+        for _ in range(64):
+            entry.write(bytes(2**20))
+    with pytest.raises(ValueError, match="larger than the file"):
+        run.engine.load_checkpoint(path=path, module=run.module)
+
+
+def resumed_twice(path: Path) -> Path:
+    """A checkpoint, and what a run from it has released since; its journal."""
+    run = fresh()
+    save(run, path)
+    load(path).epoch()
+    return path.with_name(path.name + ".resumed")
+
+
+def test_a_record_that_was_cut_off_is_of_no_release(path: Path) -> None:
+    journal = resumed_twice(path)
+    whole = journal.read_bytes()
+    last = len(whole.splitlines(keepends=True)[-1])
+    for cut in range(1, last + 1):
+        journal.write_bytes(whole[:-cut])
+        # Without the line's end alone, the record is whole.
+        assert steps(load(path)) == (8 if cut == 1 else 7)
+
+
+def test_whoever_goes_on_after_a_cut_keeps_all_records(path: Path) -> None:
+    journal = resumed_twice(path)
+    journal.write_bytes(journal.read_bytes()[:-20])
+    load(path).epoch()
+    assert steps(load(path)) == 15
+
+
+@pytest.mark.parametrize("damage", [b"\0" * 30 + b"\n", b'{"run": "a"}\n', b"[1]\n", b"\xff\n"])
+def test_a_damaged_record_is_refused(path: Path, damage: bytes) -> None:
+    """Of other damage nobody knows what it replaced."""
+    journal = resumed_twice(path)
+    journal.write_bytes(damage + journal.read_bytes())
+    with pytest.raises(ValueError, match=r"line 1 of checkpoint\.pt\.resumed"):
+        load(path)
+
+
+def test_a_release_that_cannot_be_noted_is_not_made(path: Path) -> None:
+    journal = resumed_twice(path)
+    run = load(path)
+    before = [p.detach().clone() for p in run.optimizer.params]
+    journal.unlink()
+    journal.mkdir()
+    with pytest.raises(OSError, match="Expected to note a release"):
+        run.epoch()
+    assert all(torch.equal(a, b) for a, b in zip(before, run.optimizer.params, strict=True))
+    assert steps(run) == 9

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -115,7 +115,7 @@ def measure_release(
     (Nasr et al. 2023, "Tight auditing of differentially private machine learning").
     """
     claimed = tuple(events)
-    confidence = _confidence(confidence)
+    confidence = confidence_of(confidence)
     present, absent = _scores("with_row", with_row), _scores("without_row", without_row)
     threshold = _threshold(present[::2], absent[::2])
     hits, alarms = present[1::2] > threshold, absent[1::2] > threshold
@@ -160,7 +160,29 @@ def measure_run(
     of probability e^ε/(1 + e^ε), up to a term of δ (Steinke, Nasr and Jagielski 2023, Theorem 5.2).
     Several r are tried, each at its share of 1 - confidence.
     """
-    confidence = _confidence(confidence)
+    tries = guessed(included, scores)
+    canaries, alpha = np.asarray(included).size, (1 - confidence_of(confidence)) / len(tries)
+    best, rates = 0.0, (0.5, 0.5)
+    for one in tries:
+        found = _run_epsilon(canaries, one.guesses, one.right, delta, alpha)
+        if found > best:
+            best, rates = found, one.rates
+    return Audit(epsilon, best, delta, confidence, attack, canaries, *rates)
+
+
+class Guesses(NamedTuple):
+    """So many canaries are guessed, half of them to be in: how many rightly.
+
+    `rates` are the parts that are in, of those that are guessed to be out, and of the others.
+    """
+
+    guesses: int
+    right: int
+    rates: tuple[float, float]
+
+
+def guessed(included: ArrayLike, scores: ArrayLike) -> list[Guesses]:
+    """The smallest scores are guessed to be out and the largest to be in; several numbers."""
     truth = np.asarray(included, dtype=bool)
     ranked = np.argsort(_scores("scores", scores), kind="stable")
     if truth.ndim != 1 or truth.size != ranked.size or truth.size < 10:
@@ -168,19 +190,15 @@ def measure_run(
             f"Expected at least 10 canaries with a score each, found {truth.size} and "
             f"{ranked.size} scores."
         )
-    sizes = sorted({max(2 * round(truth.size / part / 2), 2) for part in _PARTS})
-    alpha = (1 - confidence) / len(sizes)
-    best, rates = 0.0, (0.5, 0.5)
-    for guesses in sizes:
+    found = []
+    for guesses in sorted({max(2 * round(truth.size / part / 2), 2) for part in _PARTS}):
         low, high = truth[ranked[: guesses // 2]], truth[ranked[-guesses // 2 :]]
-        right = int(high.sum() + (~low).sum())
-        found = _run_epsilon(truth.size, guesses, right, delta, alpha)
-        if found > best:
-            best, rates = found, (float(low.mean()), float(high.mean()))
-    return Audit(epsilon, best, delta, confidence, attack, truth.size, *rates)
+        rates = float(low.mean()), float(high.mean())
+        found.append(Guesses(guesses, int(high.sum() + (~low).sum()), rates))
+    return found
 
 
-def _confidence(value: float) -> float:
+def confidence_of(value: float) -> float:
     if not 0.5 <= value < 1:
         raise ValueError(f"Expected a confidence in [0.5, 1), found {value!r}.")
     return float(value)
@@ -235,27 +253,39 @@ def _scaled_epsilon(events: tuple[Event, ...], delta: float, most: float, least:
     """Epsilon of the releases with as much noise as rates of at most and at least these allow."""
     if most >= least:
         return 0.0
-    releases = _gaussian(events)
+    releases = gaussian_releases(events)
     relation = PrivacyPlan(releases).relation
 
-    def refuted(log_factor: float) -> bool:
-        scaled = _scaled(releases, math.exp(log_factor))
+    def refuted(scaled: tuple[Release, ...]) -> bool:
         deltas = Total.of(scaled, relation, delta, fine=False).deltas(_EPSILONS)
         grown = np.exp(_EPSILONS)
         missed = 1 - most > grown * (1 - least) + deltas
         return bool((missed | (least > grown * most + deltas)).any())
 
+    return least_epsilon(releases, delta, refuted)
+
+
+def least_epsilon(
+    releases: tuple[Release, ...], delta: float, refuted: Callable[[tuple[Release, ...]], bool]
+) -> float:
+    """Epsilon of the releases with the least noise that is refuted; 0 where no noise is.
+
+    What is refuted with some noise is refuted with more. The bound must not be larger than what
+    was shown: so the end of the search that is refuted counts.
+    """
     low, high = _LEAST, _MOST
-    if refuted(low):
+    if not refuted(_scaled(releases, math.exp(high))):
+        return 0.0
+    if refuted(_scaled(releases, math.exp(low))):
         return math.inf
     while high - low > 1e-3:
         middle = (low + high) / 2
-        low, high = (low, middle) if refuted(middle) else (middle, high)
-    # With the least noise that is refuted: the bound must not be larger than what was shown.
+        found = refuted(_scaled(releases, math.exp(middle)))
+        low, high = (low, middle) if found else (middle, high)
     return PrivacyPlan(_scaled(releases, math.exp(high))).epsilon(delta)
 
 
-def _gaussian(events: tuple[Event, ...]) -> tuple[Release, ...]:
+def gaussian_releases(events: tuple[Event, ...]) -> tuple[Release, ...]:
     if not events or any(isinstance(event, SelectEvent) for event in events):
         raise ValueError("Expected releases with Gaussian noise to audit, found others or none.")
     return tuple(event for event in events if not isinstance(event, SelectEvent))

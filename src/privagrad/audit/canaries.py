@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Literal, Unpack
+from typing import Literal, Unpack, get_args
 
 from privagrad._internal import validate
 from privagrad.audit.bounds import Audit, measure_release, measure_run
 from privagrad.audit.configuration import Configuration, Keywords, calibrated, trained
+from privagrad.audit.curves import measure_run_by_curve
 from privagrad.privacy.noise import random_source
 
 View = Literal["releases", "model"]
-Bound = Literal["guesses", "test"]
+Bound = Literal["guesses", "curve", "test"]
 
 
 def whole_run(
@@ -36,10 +37,10 @@ def whole_run(
         The number of steps.
     view : {"releases", "model"}
         What the attacker sees.
-    bound : {"guesses", "test"}
-        What the lower bound follows from: `measure_run`, which assumes nothing about the training,
-        or `measure_release`, which takes the noise to be of the kind that is claimed, and the
-        canaries of one training as independent.
+    bound : {"guesses", "curve", "test"}
+        What the lower bound follows from: `measure_run`, which assumes nothing about the training;
+        `measure_run_by_curve`, which takes the noise to be of the kind that is claimed; or
+        `measure_release`, which also takes the canaries of one training as independent.
     confidence : float
         The probability that the lower bound holds.
     **configuration
@@ -47,11 +48,11 @@ def whole_run(
 
     Notes
     -----
-    Guesses in one training show a part of the claim only: they would have to be right with
-    probability e^ε/(1 + e^ε) for more, which Gaussian noise allows for hardly any canary.
+    "guesses" shows a part of the claim only: guesses would have to be right with probability
+    e^ε/(1 + e^ε) for more, which Gaussian noise allows for hardly any canary.
     """
-    validate.choice("view", view, ("releases", "model"))
-    validate.choice("bound", bound, ("guesses", "test"))
+    validate.choice("view", view, get_args(View))
+    validate.choice("bound", bound, get_args(Bound))
     chosen = Configuration(**configuration)
     if chosen.door == "torch":
         raise ValueError(
@@ -71,4 +72,6 @@ def whole_run(
         return measure_release(
             scores[included], scores[~included], plan.events, delta, confidence, attack
         )
+    if bound == "curve":
+        return measure_run_by_curve(included, scores, plan.events, delta, confidence, attack)
     return measure_run(included, scores, plan.epsilon(delta), delta, confidence, attack)

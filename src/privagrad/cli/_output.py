@@ -98,6 +98,13 @@ def command(function: Callable[..., object]) -> Callable[..., None]:
             _fail(error, WRONG_INPUT, as_json)
         except (KeyboardInterrupt, typer.Abort) as error:
             _fail(error, INTERRUPTED, as_json, "interrupted")
+        except MemoryError as error:
+            message = (
+                f"Expected memory for this table and model, found too little: {error or 'no room'}."
+                " What was reserved in a budget stays reserved. Take fewer rows or columns, or a "
+                "machine with more."
+            )
+            _fail(error, WRONG_INPUT, as_json, message)
         except Exception as error:
             message = (
                 f"{type(error).__name__}: {error}. This is a bug in privagrad; please report it "

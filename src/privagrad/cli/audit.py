@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import csv
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from privagrad._internal import validate
 from privagrad.cli._output import BUG, Json, JsonObject, ReportPath, command, note, say, show_table
 from privagrad.cli.compare import parse_epsilons
+
+if TYPE_CHECKING:
+    from privagrad.audit import Audit
 
 _MOST_DENSE = 5000
 """Canaries whose rows fit into memory as an array; the same rows in CSR are small."""
@@ -39,8 +43,8 @@ def audit(
     bound: Annotated[
         str,
         typer.Option(
-            help="guesses: assumes nothing about a training. test: assumes the kind of the noise, "
-            "and shows more."
+            help="guesses: assumes nothing about a training. curve: assumes the kind of the noise. "
+            "test: also assumes that canaries are independent. Each shows more than the one before."
         ),
     ] = "guesses",
     canaries: Annotated[
@@ -74,7 +78,7 @@ def audit(
 
     `privagrad audit --scores canaries.csv --epsilon 4 --delta 1e-6`
     """
-    from privagrad.audit import measure_run, one_release, whole_run
+    from privagrad.audit import one_release, whole_run
 
     epsilons = parse_epsilons(epsilon)
     chosen: dict[str, Any] = {
@@ -84,7 +88,7 @@ def audit(
     if scores is not None:
         included, values = read_scores(scores)
         found = [
-            measure_run(included, values, claim, delta, confidence, scores.name)
+            _of_scores(included, values, claim, delta, confidence, scores.name, bound)
             for claim in epsilons
         ]
     elif steps > 1:
@@ -110,6 +114,22 @@ def audit(
         note(f"A claim is refuted.{bug}", "error", "red")
         raise typer.Exit(BUG)
     return {**worst.as_json(), "audits": [one.as_json() for one in found]}
+
+
+def _of_scores(
+    included: list[bool], values: list[float], epsilon: float, delta: float, confidence: float,
+    name: str, bound: str,
+) -> Audit:  # fmt: skip
+    """The bound from a training of the user's own; a curve is that of a Gaussian release."""
+    from privagrad.audit import measure_run, measure_run_by_curve
+    from privagrad.privacy.accounting import PrivacyPlan
+    from privagrad.privacy.events import GaussianEvent
+
+    validate.choice("bound", bound, ("guesses", "curve"))
+    if bound == "guesses":
+        return measure_run(included, values, epsilon, delta, confidence, name)
+    plan = PrivacyPlan.calibrate_event(GaussianEvent(1.0), epsilon, delta)
+    return measure_run_by_curve(included, values, plan.events, delta, confidence, name)
 
 
 def read_scores(path: Path) -> tuple[list[bool], list[float]]:

@@ -24,6 +24,8 @@ def plain_errors(path: Path, separator: str = ",") -> Iterator[None]:
         raise ValueError(
             f"Expected a file that can be read, found {path.name}: {error.strerror}."
         ) from None
+    except polars().exceptions.PanicException:  # no Exception; of damaged Parquet and Arrow files
+        raise _unreadable(path, separator) from None
     except polars().exceptions.PolarsError as error:
         if str(error).lower().startswith(("invalid utf-8", "invalid utf8")):
             raise undecodable(path, "UTF-8") from None

@@ -22,8 +22,11 @@ from privagrad.glm.stored import stored_or_not
 
 ENDINGS = (".libsvm", ".svm", ".svmlight", ".t", "")
 LABEL = "(target)"
-_BLOCK = 2**22
+_BLOCK, _BEYOND = 2**22, 2**40
 _TORN = (b" :", b": ", b"\t:", b":\t", b":\n", b"\n:", b"_")
+
+MOST_COLUMNS = 2**26
+"""One line could otherwise ask for more memory than there is."""
 
 
 def is_libsvm(path: Path) -> bool:
@@ -105,8 +108,11 @@ def read_rows(path: Path, columns: int | None = None) -> tuple[SparseRows, Vecto
         line += block.count(b"\n")
         if indices.size and indices.min() < 1:
             raise _without_rows(path)
-        if indices.max(initial=0) > 2**31 - 1:
-            raise ValueError(f"Expected indices below 2^31 in {path.name}, found others.")
+        if columns is None and indices.max(initial=0) > MOST_COLUMNS:
+            raise ValueError(
+                f"Expected indices up to {MOST_COLUMNS:,} in {path.name}, found "
+                f"{indices.max()}: a model has several numbers for every column."
+            )
         if columns is not None:
             kept = indices <= columns
             counts = np.bincount(np.repeat(np.arange(counts.size), counts)[kept],
@@ -169,9 +175,9 @@ def _parsed(block: bytes, path: Path, line: int) -> tuple[Vector, Integers, Inte
         first = np.zeros(numbers.size, dtype=np.bool_)
         first[starts[:-1]] = True
         pairs = numbers[~first].reshape(-1, 2)
-        indices = pairs[:, 0].astype(np.int64)
-        if not (indices == pairs[:, 0]).all():
+        if not (pairs[:, 0] == np.floor(pairs[:, 0])).all():
             raise ValueError
+        indices = np.clip(pairs[:, 0], -1, _BEYOND).astype(np.int64)
     except (ValueError, OverflowError):
         raise _fault(lines, path, line) from None
     return numbers[first], counts, indices, pairs[:, 1]

@@ -19,7 +19,14 @@ from numpy.typing import NDArray
 
 from privagrad._internal.atomic import write_once_ready
 from privagrad._internal.markup import html_table
+from privagrad.data.archives import DAMAGED, read_archive
 from privagrad.data.libsvm import is_libsvm, libsvm_schema
+from privagrad.data.model_values import (
+    check_evaluation,
+    check_made,
+    check_privacy,
+    is_list_of_texts,
+)
 from privagrad.data.parsing import Tally
 from privagrad.data.readers import chunks
 from privagrad.data.schema import Kind, Schema, as_values, from_values
@@ -185,14 +192,25 @@ def save_model(model: SavedModel, path: Path, ready: Callable[[], None] = lambda
     card: dict[str, Any] = {"format": FORMAT, "version": version}
     card |= {f.name: getattr(model, f.name) for f in fields(model) if f.name not in _ARRAYS}
     card["schema"] = None if model.schema is None else as_values(model.schema)
+    try:
+        content = _packed(card, {name: getattr(model, name) for name in _ARRAYS})
+    except ValueError as error:
+        # An archive whose writing was interrupted complains, while it is closed, of that.
+        if isinstance(error.__context__, KeyboardInterrupt):
+            raise KeyboardInterrupt from None
+        raise
+    write_once_ready(path, content, ready)
+
+
+def _packed(card: dict[str, Any], arrays: dict[str, NDArray[np.float64]]) -> bytes:
     content = io.BytesIO()
     with zipfile.ZipFile(content, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("model.json", json.dumps(card, indent=1, ensure_ascii=False))
-        for name in _ARRAYS:
+        for name, array in arrays.items():
             with archive.open(f"{name}.npy", "w") as entry:
-                array = np.ascontiguousarray(getattr(model, name), dtype=np.float64)
-                np.save(entry, array, allow_pickle=False)
-    write_once_ready(path, content.getvalue(), ready)
+                plain = np.ascontiguousarray(array, dtype=np.float64)
+                np.save(entry, plain, allow_pickle=False)
+    return content.getvalue()
 
 
 def load_model(path: Path) -> SavedModel:
@@ -200,24 +218,40 @@ def load_model(path: Path) -> SavedModel:
     if not path.is_file():
         raise FileNotFoundError(f"Expected a model, found nothing at {path}.")
     try:
-        with zipfile.ZipFile(path) as archive:
-            card = json.loads(archive.read("model.json"))
-            if not isinstance(card, dict) or card.pop("format", None) != FORMAT:
-                raise ValueError("no model of privagrad")
-            if (version := card.pop("version")) > VERSION:
-                raise ValueError(f"version {version}, newer than this privagrad's {VERSION}")
-            for name in _ARRAYS:
-                packed = io.BytesIO(archive.read(f"{name}.npy"))
-                card[name] = np.load(packed, allow_pickle=False)
+        card = read_archive(path, "model.json", _ARRAYS)
+        if card.pop("format", None) != FORMAT:
+            raise ValueError("no model of privagrad")
+        if (version := card.pop("version")) > VERSION:
+            raise ValueError(f"version {version}, newer than this privagrad's {VERSION}")
         if card["schema"] is not None:
             card["schema"] = from_values(card["schema"], indicators=version > 1)
         if "relation" in card["privacy"]:
             card["privacy"]["relation"] = relation_named(card["privacy"]["relation"])
         model = SavedModel(**card)
+        _check_values(model)
         _check_shapes(model)
-    except (zipfile.BadZipFile, KeyError, TypeError, ValueError, AttributeError) as error:
+    except DAMAGED as error:
         raise ValueError(f"Expected a model in {path.name}, found: {error}.") from error
     return model
+
+
+def _check_values(model: SavedModel) -> None:
+    """What every use of a model takes for granted."""
+    if not is_list_of_texts(model.features):
+        raise ValueError("features that are no list of texts")
+    if model.classes is not None and not is_list_of_texts(model.classes):
+        raise ValueError("classes that are no list of texts")
+    for name in ("privacy", "made", "evaluation"):
+        if not isinstance(getattr(model, name), dict):
+            raise ValueError(f"{name} that is no table of entries")
+    if not isinstance(model.loss, str):
+        raise ValueError("a loss that is no text")
+    check_privacy(model.privacy)
+    check_made(model.made)
+    check_evaluation(model.evaluation)
+    for name in ("coef", "intercept", "centre"):
+        if not np.isfinite(getattr(model, name)).all():
+            raise ValueError(f"{name} that is not finite")
 
 
 def _check_shapes(model: SavedModel) -> None:

@@ -52,7 +52,7 @@ def read_schema(path: Path) -> Schema:
             f"Expected a schema, found nothing at {path}. Write one: "
             f"privagrad schema TABLE -o {path}"
         ) from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:  # TOML, UTF-8, numbers of many digits
         raise ValueError(f"Expected TOML in {path.name}, found: {error}.") from error
     problems: list[str] = []
     given = values.get("column", [])

@@ -145,8 +145,9 @@ def minimize(
     step_size : float
         α; by default diam_2 of the domain for PASAN, diam_∞ for AdaGrad and PAGAN, both falling
         linearly towards 0.
-    sampling : {"poisson", "with_replacement", "without_replacement"}
-        How a step draws its rows; the paper's is with replacement.
+    sampling : {"poisson", "with_replacement", "without_replacement", "random_allocation"}
+        How a step draws its rows; the paper's is with replacement. "random_allocation": every row
+        is in exactly one step of an epoch, a random one; an epoch that is begun is paid for.
     random_state : int or Generator or None
         None for the secure source; a seed makes a run repeatable and NOT private.
     **options : Options

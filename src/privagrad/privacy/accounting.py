@@ -70,7 +70,7 @@ class PrivacyReport:
         The guarantee.
     relation : {"zero-out", "replace-one"}
         The neighbouring relation.
-    sampling : {"poisson", "with_replacement", "without_replacement"} or None
+    sampling : {"poisson", "with_replacement", "without_replacement", "random_allocation"} or None
         How the training drew its rows; None: all rows at once.
     accountant : str
         How the releases were composed.
@@ -187,8 +187,9 @@ class PrivacyPlan:
             The budget.
         n_examples, batch_size, steps : int
             The number of rows, the expected number of rows in a step, the number of steps.
-        sampling : {"poisson", "with_replacement", "without_replacement"}
-            How each step draws its rows.
+        sampling : {"poisson", "with_replacement", "without_replacement", "random_allocation"}
+            How each step draws its rows. Random allocation is charged by whole epochs of
+            round(n_examples/batch_size) steps: an epoch that is begun counts.
         other_events : iterable of events
             Further releases of fixed cost paid from the same budget (a moment query, a tuning
             run), composed with the gradients.
@@ -411,7 +412,7 @@ def _renyi(events: tuple[Event, ...]) -> Any:
             one = dp_event.RepeatAndSelectDpEvent(inner, event.mean, 1.0)
             return dp_event.SelfComposedDpEvent(one, event.count)
         plain = isinstance(event, GaussianEvent) and event.leak == 0
-        if not plain or event.relation == "replace-one":
+        if not plain or event.sampling not in (None, "poisson") or event.relation == "replace-one":
             raise ValueError(
                 "Expected Gaussian releases over all rows or Poisson samples, under zero-out, "
                 f"beside a selection; found {event}."

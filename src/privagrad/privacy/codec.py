@@ -56,11 +56,19 @@ def as_json(event: Event) -> dict[str, Any]:
 
 def from_json(values: Mapping[str, Any]) -> Event:
     """The event of plain values; without a kind, as checkpoints of 0.1 are, a Gaussian one."""
-    fields = dict(values)
+    try:
+        return _event(dict(values))
+    except (TypeError, KeyError, AttributeError, OverflowError) as error:
+        raise ValueError(f"Expected the fields of an event, found others: {error}") from error
+
+
+def _event(fields: dict[str, Any]) -> Event:
     kind = fields.pop("kind", "GaussianEvent")
     if kind not in _KINDS:
         raise ValueError(f"Expected an event of kind {', '.join(_KINDS)}; found {kind!r}.")
     if kind == "SelectEvent":
         fields["events"] = tuple(GaussianEvent(**inner) for inner in fields["events"])
+    if not isinstance(fields.get("purpose", ""), str):
+        raise TypeError(f"Expected a text as purpose, found {fields['purpose']!r}.")
     event: Event = _KINDS[kind](**fields)
     return event

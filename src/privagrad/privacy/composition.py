@@ -17,8 +17,9 @@ from functools import partial
 import numpy as np
 
 from privagrad._internal.validate import Vector
-from privagrad.privacy.privacy_loss import ROUNDING, LossGrid
+from privagrad.privacy.privacy_loss import LossGrid
 from privagrad.privacy.roots import crossing, least
+from privagrad.privacy.rounding import ROUNDING
 
 _FFT_ROUNDINGS = 8.0
 """Relative error of a transform of length N = 2^k in the 2-norm, in roundings, over k: at most 6.7

@@ -41,10 +41,13 @@ class GaussianEvent:
         the sensitivity is twice that bound, and the accountant counts it so.
     count : int
         The number of releases.
-    sampling : {"poisson", "with_replacement", "without_replacement"} or None
-        How each release draws its rows, or users; None: all of them.
+    sampling : one of `SAMPLINGS`, or None
+        How each release draws its rows, or users; None: all of them. "random_allocation": in every
+        epoch of t = round(n_examples/batch_size) releases each row is in exactly one, uniformly at
+        random and independently of all others; `count` is a multiple of t.
     n_examples, batch_size : int
-        Public; needed where rows are sampled. `batch_size` is the expected one.
+        Public; needed where rows are sampled. `batch_size` is the expected one, under random
+        allocation up to the rounding of t.
     purpose : str
         For people: "gradients", "moments", ...
     under : {"zero-out", "replace-one"} or None
@@ -89,6 +92,12 @@ class GaussianEvent:
                 f"Expected batch_size <= n_examples, found batch_size={self.batch_size} and "
                 f"n_examples={self.n_examples}."
             )
+        if self.count % releases_per_draw(self):
+            raise ValueError(
+                f"Expected whole epochs of {releases_per_draw(self)} steps (n_examples/batch_size, "
+                f"rounded) under random allocation, found count={self.count}: count an epoch that "
+                "ends early as a whole one."
+            )
 
     @property
     def relation(self) -> Relation | None:
@@ -105,13 +114,30 @@ class GaussianEvent:
             return 1.0
         if self.sampling == "with_replacement" and self.n_examples > 1:
             return -math.expm1(self.batch_size * math.log1p(-1 / self.n_examples))
+        if self.sampling == "random_allocation":
+            return 1 / releases_per_draw(self)
         return self.batch_size / self.n_examples
 
 
+def releases_per_draw(event: Event) -> int:
+    """How many releases share one random choice of rows: the steps of an epoch, or one."""
+    if isinstance(event, GaussianEvent) and event.sampling == "random_allocation":
+        return Batches(event.n_examples, event.batch_size, 1, event.sampling).epoch
+    return 1
+
+
+def single(event: E) -> E:
+    """The event with as few releases as it can have: one, or those of an epoch."""
+    return replace(event, count=releases_per_draw(event))
+
+
 def training_event(batches: Batches, noise_multiplier: float = 1.0) -> GaussianEvent:
-    """The releases of all steps of a training."""
+    """The releases of all steps of a training; under random allocation of all epochs begun."""
+    steps = batches.steps
+    if batches.sampling == "random_allocation":
+        steps = -(-steps // batches.epoch) * batches.epoch
     return GaussianEvent(
-        noise_multiplier, batches.steps, batches.sampling, batches.n_examples, batches.batch_size,
+        noise_multiplier, steps, batches.sampling, batches.n_examples, batches.batch_size,
         TRAINING,
     )  # fmt: skip
 
@@ -226,7 +252,7 @@ def merged(events: Iterable[E]) -> tuple[E, ...]:
     """The same releases as fewer events: counts of equal ones are added."""
     counts: dict[E, int] = {}
     for event in events:
-        one = replace(event, count=1)
+        one = single(event)
         counts[one] = counts.get(one, 0) + event.count
     return tuple(replace(event, count=count) for event, count in counts.items())
 
@@ -242,8 +268,8 @@ def events_table(title: str, events: Iterable[Event]) -> str:
 
 
 def relation_of(sampling: Sampling) -> Relation:
-    """Zero-out for Poisson samples, replace-one for samples of fixed size."""
-    return "zero-out" if sampling == "poisson" else "replace-one"
+    """Zero-out where rows are drawn independently, replace-one for samples of fixed size."""
+    return "zero-out" if sampling in ("poisson", "random_allocation") else "replace-one"
 
 
 def relation_named(name: str) -> Relation:

@@ -12,14 +12,13 @@ import math
 import os
 import uuid
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from privagrad._internal import validate
 from privagrad.privacy import ledger_store as store
 from privagrad.privacy.account import Account, Run, require_unit, runs_of
-from privagrad.privacy.events import Event, merged, unit_of
+from privagrad.privacy.events import Event, merged, single, unit_of
 from privagrad.privacy.ledger_file import FileStore
 from privagrad.privacy.ledger_server import ServerStore
 from privagrad.privacy.ledger_store import Entry, Row, State, Store, Tables
@@ -300,5 +299,5 @@ def _require_only_budget(name: str, owners: list[str]) -> None:
 
 def _beyond(made: tuple[Event, ...], reserved: tuple[Event, ...]) -> int:
     """How many releases were made that were not reserved."""
-    allowed = {replace(event, count=1): event.count for event in reserved}
-    return sum(max(0, e.count - allowed.get(replace(e, count=1), 0)) for e in made)
+    allowed = {single(event): event.count for event in reserved}
+    return sum(max(0, e.count - allowed.get(single(e), 0)) for e in made)

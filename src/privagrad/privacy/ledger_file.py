@@ -119,6 +119,8 @@ class FileStore:
             yield db
         except sqlite3.DatabaseError as error:
             raise OSError(f"Expected a ledger at {self.path}, found: {error}.") from error
+        except UnicodeDecodeError as error:  # of SQLite's message that quotes a damaged file
+            raise OSError(f"Expected a ledger at {self.path}, found a damaged one.") from error
         finally:
             db.close()
 

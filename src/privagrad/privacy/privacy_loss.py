@@ -15,10 +15,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from privagrad._internal.validate import Vector
-from privagrad.privacy.events import GaussianEvent, ObjectiveEvent, Release
-
-ROUNDING = 2.0**-53
-"""The largest relative error of one operation on doubles."""
+from privagrad.privacy.allocation import LARGEST_MU, likelihood_ratio
+from privagrad.privacy.events import GaussianEvent, ObjectiveEvent, Release, releases_per_draw
+from privagrad.privacy.rounding import ROUNDING
 
 _LARGEST_EXPONENT = 600.0
 _LEFT_OUT_BELOW = 1e-19
@@ -36,6 +35,34 @@ class Tails:
     low: float
     high: float
     certain: float = 0.0
+
+
+@dataclass(frozen=True)
+class Atoms:
+    """A discrete distribution of losses that dominates the real one, on any places.
+
+    Attributes
+    ----------
+    losses, masses : array
+        The losses, ascending, and their probabilities.
+    certain : float
+        The probability of an infinite loss.
+    rounding : float
+        A bound on the relative error of the masses.
+    """
+
+    losses: Vector
+    masses: Vector
+    certain: float
+    rounding: float
+
+    @property
+    def low(self) -> float:
+        return float(self.losses[0])
+
+    @property
+    def high(self) -> float:
+        return float(self.losses[-1])
 
 
 @dataclass(frozen=True)
@@ -60,20 +87,50 @@ class LossGrid:
     rounding: float
 
 
-def loss_tails(event: Release, sensitivity: float, removed: bool, tail: float) -> Tails:
-    """Tails of one release; `removed`: P is with the row, Q without it, or the other way round.
+def loss_tails(event: Release, sensitivity: float, removed: bool, tail: float) -> Tails | Atoms:
+    """Losses of one release; `removed`: P is with the row, Q without it, or the other way round.
 
-    Losses of probability `tail` at the top may count as infinite.
+    Losses of probability `tail` at the top may count as infinite. Under random allocation they are
+    those of one epoch.
     """
     if isinstance(event, ObjectiveEvent):
         return objective_tails(event, tail)
+    mu = sensitivity / event.noise_multiplier
     if event.sampling in (None, "poisson"):
-        mu = sensitivity / event.noise_multiplier
         return poisson_tails(mu, event.rate, removed, tail)
+    if event.sampling == "random_allocation":
+        return allocation_atoms(mu, releases_per_draw(event), removed, tail)
     return fixed_size_tails(event, tail)
 
 
-def on_grid(tails: Tails, interval: float) -> LossGrid:
+def on_grid(losses: Tails | Atoms, interval: float) -> LossGrid:
+    """Losses on multiples of an interval: δ(ε) does not fall for any ε."""
+    if isinstance(losses, Atoms):
+        return _atoms_on_grid(losses, interval)
+    return _tails_on_grid(losses, interval)
+
+
+def _atoms_on_grid(atoms: Atoms, interval: float) -> LossGrid:
+    """Split every mass between the grid points beside it, so that E[e^{-L}] stays as it is.
+
+    With M = e^{-L}, δ(ε) = E_P[(1 - e^ε M)⁺] is convex in M, and so is δ of a composition: it does
+    not fall when M gets a random value of the same mean. Of the mass at L in (e, e + h] the part
+    (1 - e^{-(L - e)})/(1 - e^{-h}) goes to the upper end.
+    """
+    cells = np.floor(atoms.losses / interval)
+    share = np.expm1(interval * cells - atoms.losses) / math.expm1(-interval)
+    share = np.clip(share, 0.0, 1.0)
+    first = int(cells[0])
+    places = cells.astype(np.int64) - first
+    masses = np.zeros(int(places[-1]) + 2)
+    masses += np.bincount(places, atoms.masses * (1 - share), masses.size)
+    masses += np.bincount(places + 1, atoms.masses * share, masses.size)
+    depth = 8 + 2 * max(abs(atoms.low), abs(atoms.high))
+    rounding = atoms.rounding + ROUNDING * (8 * depth / min(interval, 1.0) + places.size)
+    return LossGrid(first, masses, atoms.certain, rounding)
+
+
+def _tails_on_grid(tails: Tails, interval: float) -> LossGrid:
     """Split the mass between two neighbouring grid points so that P and Q keep theirs.
 
     Masses a of P and b of Q on losses in (e, e + h] go to the ends: those of P sum to a, and those
@@ -192,6 +249,22 @@ def fixed_size_tails(event: GaussianEvent, tail: float) -> Tails:
     high = float(trials[np.argmax(upper <= tail)])
     low = -float(trials[np.argmax(lower <= _LEFT_OUT_BELOW)])
     return Tails(of, low, high, rest)
+
+
+def allocation_atoms(mu: float, steps: int, removed: bool, tail: float) -> Tails | Atoms:
+    """One epoch of random allocation: the loss is log R under P, or -log R under Q.
+
+    E_Q[f(R)] = E_P[f(R)/R]: under P the masses are R times as large. With very little noise the
+    epoch costs as much as one release over all rows: that is what it costs for somebody who knows
+    the row's step, and knowing less does not help.
+    """
+    if mu > LARGEST_MU:
+        return poisson_tails(mu, 1.0, removed, tail)
+    ratio = likelihood_ratio(mu, steps, tail)
+    logs, rounding = ratio.logs, ratio.rounding + 8 * ROUNDING
+    if removed:
+        return Atoms(logs, ratio.masses * np.exp(logs), ratio.lost_with, rounding)
+    return Atoms(-logs[::-1], ratio.masses[::-1], ratio.lost, rounding)
 
 
 def objective_tails(event: ObjectiveEvent, tail: float) -> Tails:

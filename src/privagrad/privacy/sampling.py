@@ -21,7 +21,12 @@ from privagrad._internal.jit import kernel
 from privagrad.privacy.noise import keyed_generator
 
 Sampling = Literal["poisson", "with_replacement", "without_replacement", "random_allocation"]
-SAMPLINGS: tuple[Sampling, ...] = ("poisson", "with_replacement", "without_replacement")
+SAMPLINGS: tuple[Sampling, ...] = (
+    "poisson",
+    "with_replacement",
+    "without_replacement",
+    "random_allocation",
+)
 Rows = NDArray[np.int64]
 
 _BLOCK, _MOST_BLOCKS = 2**18, 4096

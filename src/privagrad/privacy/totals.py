@@ -9,7 +9,7 @@ import numpy as np
 
 from privagrad._internal.validate import Vector
 from privagrad.privacy.composition import Composition, gaussian_delta, gaussian_epsilon
-from privagrad.privacy.events import GaussianEvent, Relation, Release
+from privagrad.privacy.events import GaussianEvent, Relation, Release, single
 from privagrad.privacy.privacy_loss import loss_tails, on_grid
 
 _LEAST_POINTS, _COARSE_POINTS, _FINE_POINTS = 2 * 10**4, 10**5, 10**6
@@ -45,14 +45,14 @@ class Total:
         square = log_kept = 0.0
         sampled: dict[Release, int] = {}
         for event in events:
-            one = replace(event, count=1, purpose="")
+            one = replace(single(event), purpose="")
             if isinstance(one, GaussianEvent):
                 log_kept += event.count * math.log1p(-one.leak)
                 one = replace(one, leak=0.0)
             if isinstance(one, GaussianEvent) and _sees_all_rows(one):
                 square += event.count * (sensitivity / one.noise_multiplier) ** 2
             else:
-                sampled[one] = sampled.get(one, 0) + event.count
+                sampled[one] = sampled.get(one, 0) + event.count // one.count
         mu, leak = math.sqrt(square), -math.expm1(log_kept)
         if not sampled:
             return cls(mu, leak, ())
@@ -100,7 +100,9 @@ def _interval(events: dict[Release, int], sensitivity: float, fine: bool) -> flo
     variance = reach = 0.0
     for event, count in events.items():
         mu = sensitivity / event.noise_multiplier
-        variance += count * event.rate**2 * math.expm1(min(mu * mu, 50.0))
+        # An epoch of random allocation is `event.count` releases.
+        releases = count * event.count
+        variance += releases * event.rate**2 * math.expm1(min(mu * mu, 50.0))
         reach = max(reach, mu * mu + 20 * mu)
     deviation = math.sqrt(variance / sum(events.values()))
     per_deviation = _FINE_PER_DEVIATION if fine else _COARSE_PER_DEVIATION

@@ -11,7 +11,7 @@ from typing import Any
 from privagrad.privacy.accounting import PrivacyPlan, PrivacyReport
 from privagrad.privacy.codec import VERSION as EVENTS_VERSION
 from privagrad.privacy.codec import as_json
-from privagrad.privacy.events import Event, GaussianEvent, SelectEvent, Unit
+from privagrad.privacy.events import Event, GaussianEvent, SelectEvent, Unit, releases_per_draw
 from privagrad.privacy.totals import sensitivity_of
 from privagrad.report.statement import one_line
 
@@ -36,6 +36,8 @@ _SAMPLING = {
     "without_replacement": "Each step draws batch_size different rows, all such sets being equally "
     "likely",
     "with_replacement": "Each step draws one of n_examples rows, batch_size times independently",
+    "random_allocation": "In every epoch of n_examples / batch_size steps, rounded, each row is in "
+    "exactly one step, uniformly at random and independently of all other rows",
 }
 _RESETS = (
     "Never: the releases of this run count together, and nothing that was spent comes back with "
@@ -229,9 +231,11 @@ def _gaussian(report: PrivacyReport) -> dict[str, Any]:
     if any(event.sampling == "with_replacement" and event.batch_size > 1 for event in events):
         return unknown("A row may be drawn several times into one batch.")
     sensitivity = sensitivity_of(report.relation)
-    squares = (event.count * (sensitivity / event.noise_multiplier) ** 2 for event in events)
+    squares = (_seen(event) * (sensitivity / event.noise_multiplier) ** 2 for event in events)
     mu = math.sqrt(math.fsum(squares))
     formula = f"the root of the sum of count * ({sensitivity:g} / noise_multiplier)^2"
+    if any(_seen(event) < event.count for event in events):
+        formula += " (under random allocation count is the number of epochs)"
     if all(event.rate == 1 for event in events):
         return {"mu": mu, "is": "exact", "words": f"All releases use all rows: mu is {formula}."}
     return {
@@ -245,9 +249,21 @@ def _gaussian(report: PrivacyReport) -> dict[str, Any]:
 def _contribution(events: tuple[Event, ...]) -> str:
     if not events:
         return "None: nothing is bounded where no noise is added."
-    total = sum(event.count for event in events)
+    total, most = (sum(of(event) for event in events) for of in (_count, _seen))
+    part = f"all {total} releases"
+    if most < total:
+        part = f"{most} of {total} releases, one in every epoch of random allocation"
     return (
         "In each release the vector that is computed from one row has a norm of at most 1, in the "
         "units in which noise_multiplier is the standard deviation of the noise. One row may take "
-        f"part in all {total} releases, and the accountant counts it so."
+        f"part in {part}, and the accountant counts it so."
     )
+
+
+def _count(event: Event) -> int:
+    return event.count
+
+
+def _seen(event: Event) -> int:
+    """The most releases that one row takes part in."""
+    return event.count // releases_per_draw(event)

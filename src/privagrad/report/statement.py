@@ -168,7 +168,7 @@ def read_statement(path: Path | str) -> Statement:
             f"Expected a statement, found nothing at {path}. Write one to fill in: "
             f"privagrad card --template {path}"
         ) from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:  # TOML, UTF-8, numbers of many digits
         raise ValueError(f"Expected TOML in {path.name}, found: {error}.") from error
     return _from_values(values, path.name)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import uuid
 from dataclasses import dataclass, replace
@@ -13,6 +12,7 @@ from privagrad._internal import validate
 from privagrad.privacy.accounting import PrivacyPlan
 from privagrad.privacy.codec import as_json, from_json
 from privagrad.privacy.events import GaussianEvent, Unit, merged
+from privagrad.torch import journal
 from privagrad.torch.opacus_names import hint_for_accountant
 
 IGNORED_OPTIONS = ("alphas", "eps_error", "delta_error", "poisson")
@@ -82,9 +82,8 @@ class Accountant:
         record: dict[str, Any] = {"run": self.run, "event": None}
         if entry is not None:
             record |= {"event": as_json(entry[1]), "count": self.counts[entry]}
-        for journal in self._journals:
-            with journal.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(record) + "\n")
+        for path in self._journals:
+            journal.append(path, record)
 
     def exchange(self, charge: Charge, event: GaussianEvent | None) -> Charge:
         """Note that a release charged before is made with other noise than was expected.
@@ -145,32 +144,43 @@ class Accountant:
 
     def resume(self, state: dict[str, Any], checkpoint: Path) -> None:
         """Continue from a checkpoint: count its releases and all made from it since."""
+        try:
+            self._count(state)
+            for record in journal.records(self.follow(checkpoint)):
+                self._count_one(record)
+        except (KeyError, TypeError, AttributeError) as error:
+            raise ValueError(
+                f"Expected the releases of {checkpoint.name}, found damaged ones: {error!r}."
+            ) from error
+        self.run = uuid.uuid4().hex
+
+    def _count(self, state: dict[str, Any]) -> None:
+        """Count the releases of an account as it was saved."""
         unit: Unit | None = state.get("unit", "row")
         if unit is not None:
             self.protect(unit)
         self.unprotected = max(self.unprotected, int(state["unprotected"]))
         for record in state["counts"]:
-            self._at_least(record["run"], record["event"], int(record["count"]))
-        journal = self.follow(checkpoint)
-        lines = journal.read_text(encoding="utf-8").splitlines() if journal.exists() else []
-        for line in lines:
-            record = json.loads(line)
-            if record["event"] is None:
-                self.unprotected += 1
-            else:
-                self._at_least(record["run"], record["event"], int(record["count"]))
-        self.run = uuid.uuid4().hex
+            self._at_least(record["run"], record["event"], record["count"])
+
+    def _count_one(self, record: dict[str, Any]) -> None:
+        """Count a release that was noted after the account was saved."""
+        if record["event"] is None:
+            self.unprotected += 1
+        else:
+            self._at_least(record["run"], record["event"], record["count"])
 
     def follow(self, checkpoint: Path) -> Path:
         """From now on note releases beside this checkpoint too: they are made from it."""
-        journal = checkpoint.with_name(checkpoint.name + ".resumed")
-        if journal not in self._journals:
-            self._journals.append(journal)
-        return journal
+        path = checkpoint.with_name(checkpoint.name + ".resumed")
+        if path not in self._journals:
+            self._journals.append(path)
+        return path
 
-    def _at_least(self, run: str, event: dict[str, Any], count: int) -> None:
+    def _at_least(self, run: str, event: dict[str, Any], count: object) -> None:
+        number = validate.integer("count", count, least=1)
         found = from_json(event)
         if not isinstance(found, GaussianEvent):
             raise ValueError(f"Expected Gaussian releases in a checkpoint, found {found}.")
         entry = (run, replace(found, count=1))
-        self.counts[entry] = max(self.counts.get(entry, 0), count)
+        self.counts[entry] = max(self.counts.get(entry, 0), number)

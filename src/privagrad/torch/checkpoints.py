@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -85,12 +86,15 @@ def read(path: Path, parts: Parts, options: Options = None) -> dict[str, Any]:
     """All entries of a file that has everything that the parts need."""
     if not path.exists():
         raise FileNotFoundError(f"Expected a checkpoint, found nothing at {path}.")
-    state: dict[str, Any] = torch.load(path, **{"weights_only": True, **(options or {})})
-    if state.get("privagrad", {}).get("format") != FORMAT:
+    state = _loaded(path, dict(options or {}))
+    flags = state.get("privagrad")
+    if not isinstance(flags, dict) or flags.get("format") != FORMAT or "seeded" not in flags:
         raise ValueError(
             f"Expected a checkpoint of save_checkpoint in format {FORMAT}, found another in "
             f"{path.name}."
         )
+    if missing := {"module_state_dict", "privacy_accountant_state_dict"} - state.keys():
+        raise ValueError(f"Expected {', '.join(sorted(missing))} in {path.name}, found none.")
     if isinstance(parts.optimizer, PrivateOptimizer) and "optimizer_state_dict" not in state:
         raise ValueError(f"Expected an optimizer in {path.name}, found none saved.")
     for name, schedule in parts.schedules.items():
@@ -102,8 +106,47 @@ def read(path: Path, parts: Parts, options: Options = None) -> dict[str, Any]:
     return state
 
 
+def _loaded(path: Path, options: dict[str, Any]) -> dict[str, Any]:
+    """The entries of a file that may be a stranger's: no code in it runs, it needs no more memory
+    than it has bytes."""
+    if not options.pop("weights_only", True) or "pickle_module" in options:
+        raise ValueError(
+            "Expected a checkpoint to be read with weights_only=True, found another value or a "
+            "pickle_module in torch_load_kwargs: reading could then run code that somebody put "
+            "into the file. save_checkpoint writes nothing that needs it; keep other objects of "
+            "checkpoint_dict in a file of your own."
+        )
+    try:
+        with zipfile.ZipFile(path) as archive:
+            size = sum(entry.file_size for entry in archive.infolist())
+        if size > path.stat().st_size:
+            raise ValueError("entries that are larger than the file")
+        state = torch.load(path, **{**options, "weights_only": True})
+    except (OSError, MemoryError):
+        raise
+    except Exception as error:  # PyTorch has no error of its own for damaged files
+        what = str(error).strip().splitlines() or [type(error).__name__]
+        raise ValueError(
+            f"Expected a checkpoint of save_checkpoint in {path.name}, found: {what[0]}."
+        ) from error
+    if not isinstance(state, dict):
+        raise ValueError(
+            f"Expected a checkpoint of save_checkpoint in {path.name}, found no entries."
+        )
+    return state
+
+
 def restore(state: dict[str, Any], parts: Parts, module_options: Options = None) -> None:
     """Give the parts what a file holds of them."""
+    try:
+        _restore(state, parts, module_options)
+    except (KeyError, TypeError, AttributeError, IndexError) as error:
+        raise ValueError(
+            f"Expected a checkpoint with the state of these parts, found a damaged one: {error!r}."
+        ) from error
+
+
+def _restore(state: dict[str, Any], parts: Parts, module_options: Options) -> None:
     optimizer = parts.optimizer
     parts.module.load_state_dict(state["module_state_dict"], **(module_options or {}))
     if isinstance(optimizer, PrivateOptimizer):
