@@ -18,7 +18,7 @@ FLOORS = [
     ["geometry"],
     ["privacy"],
     ["glm", "theory"],
-    ["queries"],
+    ["queries", "distributed"],
     ["data"],
     ["methods"],
     ["linear"],
@@ -39,6 +39,8 @@ ONLY = {
     "cryptography": ("privacy.noise",),
     "numba": ("_internal.jit", "_internal.lanes"),
     "polars": ("data.",),
+    "dask": ("distributed.",),
+    "distributed": ("distributed.",),
     "psycopg": ("privacy.ledger_server",),
 }
 FORMER = {
@@ -131,6 +133,8 @@ HEAVY = (
     "numba",
     "scipy",
     "psycopg",
+    "dask",
+    "distributed",
 )
 PARTS_OF_SCIPY = ("scipy.optimize", "scipy.signal", "scipy.stats", "scipy.fft", "scipy.sparse")
 

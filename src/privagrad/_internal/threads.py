@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import TypeVar
 
 import numpy as np
@@ -14,6 +15,18 @@ from privagrad._internal import validate
 from privagrad._internal.validate import Vector
 
 Part = TypeVar("Part")
+
+_most: ContextVar[int | None] = ContextVar("most", default=None)
+
+
+@contextmanager
+def at_most(threads: int) -> Iterator[None]:
+    """Here pools have so many threads by default, and no more: other work shares the processors."""
+    token = _most.set(threads)
+    try:
+        yield
+    finally:
+        _most.reset(token)
 
 
 @contextmanager
@@ -49,6 +62,8 @@ def add_parts(
 
 
 def _processors() -> int:
+    if (most := _most.get()) is not None:
+        return most
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1

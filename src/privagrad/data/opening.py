@@ -31,15 +31,25 @@ def is_source(X: Any) -> bool:
     return isinstance(X, (str, Path)) or (hasattr(X, "to_batches") and hasattr(X, "scanner"))
 
 
+def is_dask(X: Any) -> bool:
+    """Whether rows are a Dask collection."""
+    return hasattr(X, "__dask_graph__")
+
+
 def open_examples(X: Any, y: Any) -> Examples | PartitionedExamples | None:
     """Rows and targets that need not be in memory; None for those that are.
 
-    Of a path or an Arrow data set, which hold numbers alone, `y` names the target.
+    Of a path or an Arrow data set, which hold numbers alone, `y` names the target. Dask's arrays
+    and data frames are loaded by the workers of a cluster.
     """
     if isinstance(X, PartitionedExamples):
         if y is not None:
             raise ValueError("Expected y=None for rows in partitions, which hold their targets.")
         return X
+    if is_dask(X):
+        from privagrad.distributed import from_dask
+
+        return from_dask(X, y)
     if is_source(X):
         return open_source(X, numbers_of(X, y)).examples()
     if not is_stored(X) or X.ndim != 2 or X.dtype not in (np.float32, np.float64):

@@ -15,7 +15,7 @@ from privagrad._internal import validate
 from privagrad._internal.validate import Vector
 from privagrad.data.matrices import MatrixTable, NumberTable
 from privagrad.data.memory import as_series, open_frame, require_own_name, with_target
-from privagrad.data.opening import is_source, open_source
+from privagrad.data.opening import is_dask, is_source, open_source
 from privagrad.data.schema import Column, Schema
 from privagrad.data.tables import Table
 from privagrad.estimators import _labels
@@ -26,6 +26,7 @@ from privagrad.estimators._sources import (
     partitioned_table,
     partitions_of,
     require_no_groups,
+    require_no_schema,
     source_schema,
 )
 from privagrad.estimators._tables import (
@@ -116,7 +117,7 @@ class PrivateLinearEstimator(FittedEstimator):
             The rows. All entries are finite numbers, unless there is a `schema`: then a pandas,
             Polars or Arrow table with its columns. Rows that do not fit into memory: a mapped NumPy
             array, the path of a table (Parquet, Arrow, CSV, LIBSVM, or a folder of such files), or
-            an Arrow data set.
+            an Arrow data set. Rows on a cluster: a dask array or data frame of numbers.
         y : array of shape (n,)
             The targets; of a path or data set the name of the target.
         groups : array of shape (n,), optional
@@ -131,8 +132,12 @@ class PrivateLinearEstimator(FittedEstimator):
         if is_source(X):
             require_no_groups(groups, "users in a column of kind 'user' of a schema")
             return self._fit_source(X, y, schema)
+        if is_dask(X):
+            require_no_groups(groups, "rows in memory")
+            require_no_schema(schema)
         if schema is None and (partitions := partitions_of(X, y)) is not None:
             require_no_groups(groups, "rows in memory")
+            self._note_names(X)
             return self._fit_partitions(partitions, y)
         users = users_of(groups, X, y)
         if schema is None:
@@ -171,7 +176,8 @@ class PrivateLinearEstimator(FittedEstimator):
         told = Given(DenseRows(np.empty((0, partitions.shape[1]))), given, given, name_of(y))
         target, _ = self._target(told)
         labels = None if regression else self._labels(told)
-        table = partitioned_table(partitions, target, labels)
+        names = getattr(self, "feature_names_in_", None)
+        table = partitioned_table(partitions, target, labels, names)
         self.n_features_in_ = table.width
         bounded = table.within(edges_of("bounds", self.bounds, table.width, table.names))
         known = given if labels is None else labels
@@ -230,6 +236,14 @@ class PrivateLinearEstimator(FittedEstimator):
         names = [column.name for column in schema.features]
         self.n_features_in_ = len(encoded if schema.libsvm else names)
         if not schema.libsvm:
+            self.feature_names_in_ = np.array(names, dtype=object)
+
+    def _note_names(self, X: Any) -> None:
+        """Note the names of a frame's columns, if it has any."""
+        if hasattr(self, "feature_names_in_"):
+            del self.feature_names_in_
+        names = list(getattr(X, "columns", ()))
+        if names and all(isinstance(name, str) for name in names):
             self.feature_names_in_ = np.array(names, dtype=object)
 
     def _settings(self, labels: NDArray[Any] | None) -> FitSettings:

@@ -37,6 +37,15 @@ def require_no_groups(groups: Any, instead: str) -> None:
         )
 
 
+def require_no_schema(schema: Schema | None) -> None:
+    """Refuse columns of other kinds than numbers on a cluster."""
+    if schema is not None:
+        raise ValueError(
+            "Expected no schema= for dask arrays and data frames, which hold numbers alone, found "
+            "one: leave it out, or give the path of the table instead of the data frame."
+        )
+
+
 def partitions_of(X: Any, y: Any) -> PartitionedExamples | None:
     """Arrays of numbers that are not in memory, with their targets; None for others."""
     found = open_examples(X, y)
@@ -48,6 +57,10 @@ def partitions_of(X: Any, y: Any) -> PartitionedExamples | None:
 
 def labels_of(examples: PartitionedExamples, y: Any) -> NDArray[Any]:
     """The different labels."""
+    told: Any = getattr(examples.partitions, "labels", None)
+    if told is not None:
+        found: NDArray[Any] = told()
+        return found.astype(getattr(y, "dtype", found.dtype))
     targets = y
     if isinstance(examples.partitions, StoredPartitions):
         targets = examples.partitions.targets
@@ -56,14 +69,17 @@ def labels_of(examples: PartitionedExamples, y: Any) -> NDArray[Any]:
 
 
 def partitioned_table(
-    examples: PartitionedExamples, target: Column, labels: NDArray[Any] | None
-) -> PartitionedTable:
+    examples: PartitionedExamples, target: Column, labels: NDArray[Any] | None,
+    names: NDArray[Any] | None = None,
+) -> PartitionedTable:  # fmt: skip
     """The rows as a table, with targets as numbers or as places among the labels."""
     if labels is not None:
         examples = examples.mapped(_coded, np.asarray(labels, dtype=np.float64))
     elif target.low is not None and target.high is not None:
         examples = examples.mapped(_bounded, target.low, target.high)
-    return PartitionedTable(Schema((target,), target.name), np.empty(0), {}, data=examples)
+    told = None if names is None else tuple(map(str, names))
+    schema = Schema((target,), target.name)
+    return PartitionedTable(schema, np.empty(0), {}, data=examples, names=told)
 
 
 def _coded(examples: Examples, labels: Vector) -> Examples:

@@ -146,7 +146,8 @@ def matrix_table(
 
 def name_of(y: Any) -> str:
     """What the targets are called."""
-    name = getattr(y, "name", None)
+    # The name of a dask array is that of its tasks.
+    name = None if hasattr(y, "chunks") else getattr(y, "name", None)
     return name if isinstance(name, str) and name else TARGET
 
 

@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike
 
 from privagrad._internal import validate
 from privagrad._internal.validate import Vector
-from privagrad.data.opening import open_examples
+from privagrad.data.opening import is_dask, open_examples
 from privagrad.geometry.domains import Domain, WholeSpace
 from privagrad.geometry.ellipsoid import PROJECTIONS, Ellipsoid, Projection
 from privagrad.glm.examples import PartitionedExamples
@@ -118,7 +118,8 @@ def minimize(
     X : array of shape (n, d)
         The rows of a linear model; also a CSR matrix, or a pandas or Polars frame of numbers. Rows
         that do not fit into memory: a mapped NumPy array, the path of a table of numbers (Parquet,
-        Arrow, CSV, LIBSVM, or a folder of such files), or an Arrow data set.
+        Arrow, CSV, LIBSVM, or a folder of such files), or an Arrow data set. Rows on a cluster: a
+        dask array or data frame of numbers.
     y : array of shape (n,)
         Targets; of a path or data set the name of the target. None for the linear loss; classes
         0, 1, 2, ... for the losses of several classes, of which the highest is taken as public.
@@ -171,7 +172,7 @@ def minimize(
     schedule = options.get("schedule", "linear" if step_size is None else "constant")
     validate.choice("schedule", schedule, SCHEDULES)
     source = random_source(random_state, options.get("noise", "gaussian"))
-    if options.get("groups") is not None and X is not None:
+    if options.get("groups") is not None and X is not None and not is_dask(X):
         require_plain_shapes(X, y)
         require_same_order(options["groups"], X, y)
     gradients, users = _gradients(loss, X, y, rule, projection, options.get("groups")), None
@@ -227,6 +228,8 @@ def _gradients(
                 f"Expected a loss of one margin for {rule.name!r}, which perturbs a minimiser; "
                 f"found {kind.name!r}: use 'pagan' or 'pasan'."
             )
+        if is_dask(X):
+            _require_sums(rule, groups)
         opened = open_examples(X, y)
         if isinstance(opened, PartitionedExamples):
             _require_sums(rule, groups)

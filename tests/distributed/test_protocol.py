@@ -1,0 +1,69 @@
+"""What every implementation of `Partitions` gives: the sums of all rows, to the last bit."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import privagrad as pg
+from privagrad.distributed.partitions import _tree
+from privagrad.distributed.worker import Answer, Branch, Place, together
+from privagrad.glm.examples import PartitionedExamples
+from tests.distributed.cases import InProcess, cut, fitted, same, table
+
+EDGES = st.lists(st.integers(0, 900), max_size=6)
+
+
+@given(
+    edges=EDGES,
+    sampling=st.sampled_from(["poisson", "with_replacement", "without_replacement"]),
+    sparse=st.booleans(),
+    seed=st.integers(0, 100),
+)
+def test_iterates_do_not_depend_on_partitions(
+    edges: list[int], sampling: str, sparse: bool, seed: int
+) -> None:
+    examples = table(sparse=sparse)
+    parts = PartitionedExamples.of(InProcess(cut(examples, edges)))
+    X = examples.rows.matrix
+    one, other = (
+        pg.minimize(
+            "logistic", *rows, epsilon=1.0, steps=6, batch_size=90, step_size=0.1,
+            sampling=sampling, random_state=seed,
+        )
+        for rows in ((X, examples.targets), (parts, None))
+    )  # fmt: skip
+    assert np.array_equal(one.last, other.last)
+    assert one.privacy == other.privacy
+
+
+@pytest.mark.parametrize("edges", [[], [450], [0, 0, 7, 900], [300, 600]])
+@pytest.mark.parametrize("loss", ["logistic", "hinge", "quantile", "squares"])
+def test_fits_do_not_depend_on_partitions(loss: str, edges: list[int]) -> None:
+    examples = table()
+    parts = PartitionedExamples.of(InProcess(cut(examples, edges)))
+    assert same(fitted(examples, loss), fitted(parts, loss))
+
+
+@given(workers=st.integers(1, 80), fan_out=st.integers(1, 9))
+def test_a_tree_has_every_worker_once(workers: int, fan_out: int) -> None:
+    places = {f"tcp://{k}": [Place(k, str(k), k, 1)] for k in range(workers)}
+    top = _tree(places, fan_out)
+
+    def found(branches: list[Branch], depth: int) -> list[tuple[str, int]]:
+        assert len(branches) <= fan_out
+        return [
+            one for b in branches for one in [(b.address, depth), *found(list(b.below), depth + 1)]
+        ]
+
+    seen = found(top, 1)
+    assert sorted(address for address, _ in seen) == sorted(places)
+    if fan_out > 1:
+        assert max(depth for _, depth in seen) <= 1 + np.log(workers) / np.log(fan_out)
+
+
+def test_answers_of_nothing_add_nothing() -> None:
+    numbers, sums = together([Answer([], None), Answer([2], (np.ones(3),)), Answer([], None)])
+    assert numbers == [2]
+    assert sums is not None
+    np.testing.assert_array_equal(sums[0], np.ones(3))
