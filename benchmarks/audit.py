@@ -18,6 +18,7 @@ def _audits() -> Iterator[tuple[str, Audit]]:
     singles: list[dict[str, Any]] = [
         {"door": "dense"},
         {"door": "csr", "method": "pasan"},
+        {"door": "partitions"},
         {"door": "dense", "method": "dp-sgd", "noise": "discrete"},
         {"door": "dense", "projection": "euclidean"},
         _TORCH,

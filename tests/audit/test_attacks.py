@@ -27,6 +27,7 @@ def attack(**chosen: Any) -> Any:
     [
         ({"door": "dense"}, 0.8),
         ({"door": "csr", "method": "pasan"}, 0.8),
+        ({"door": "partitions", "canaries": 300}, 0.8),
         ({"method": "dp-sgd"}, 0.8),
         ({"projection": "euclidean", "canaries": 100}, 0.8),
         ({"noise": "discrete"}, 0.8),

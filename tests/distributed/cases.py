@@ -1,6 +1,6 @@
 """Rows, partitions of them in this process, and what cluster tests share."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -9,42 +9,11 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.sparse import random_array
 
-from privagrad.glm.examples import Examples, PartitionedExamples, RowMap, Sample, Sums, apply
+from privagrad.glm.examples import Examples, PartitionedExamples
 from privagrad.glm.losses import Loss
 from privagrad.glm.rows import as_rows
-from privagrad.glm.stored import added
 from privagrad.linear import Choices, LinearModel, Problem, plan_fit, run_fit
 from privagrad.privacy.noise import random_source
-
-
-@dataclass(frozen=True)
-class InProcess:
-    """The protocol of `Partitions` in a dozen lines: what a cluster does, without a cluster."""
-
-    parts: Sequence[Examples]
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        return sum(part.shape[0] for part in self.parts), self.parts[0].shape[1]
-
-    @property
-    def sparse(self) -> bool:
-        return self.parts[0].sparse
-
-    def total(self, function: Callable[..., Sums], *arguments: Any, sample: Sample | None) -> Sums:
-        sums, first = None, 0
-        for part in self.parts:
-            size, chosen = part.shape[0], part
-            if sample is not None:
-                rows = sample[0].of_step(sample[1], first, first + size)
-                chosen = part.take(rows - first)
-            found, first = function(chosen, *arguments), first + size
-            sums = found if sums is None else added(sums, found)
-        assert sums is not None
-        return sums
-
-    def kept(self, maps: Sequence[RowMap]) -> "InProcess":
-        return InProcess([apply(part, maps) for part in self.parts])
 
 
 def table(n: int = 900, dim: int = 6, *, sparse: bool = False, seed: int = 0) -> Examples:

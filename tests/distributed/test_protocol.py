@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 import privagrad as pg
 from privagrad.distributed.partitions import _tree
 from privagrad.distributed.worker import Answer, Branch, Place, together
-from privagrad.glm.examples import PartitionedExamples
-from tests.distributed.cases import InProcess, cut, fitted, same, table
+from privagrad.glm.examples import MemoryPartitions, PartitionedExamples
+from tests.distributed.cases import cut, fitted, same, table
 
 EDGES = st.lists(st.integers(0, 900), max_size=6)
 
@@ -24,7 +24,7 @@ def test_iterates_do_not_depend_on_partitions(
     edges: list[int], sampling: str, sparse: bool, seed: int
 ) -> None:
     examples = table(sparse=sparse)
-    parts = PartitionedExamples.of(InProcess(cut(examples, edges)))
+    parts = PartitionedExamples.of(MemoryPartitions(cut(examples, edges)))
     X = examples.rows.matrix
     one, other = (
         pg.minimize(
@@ -41,7 +41,7 @@ def test_iterates_do_not_depend_on_partitions(
 @pytest.mark.parametrize("loss", ["logistic", "hinge", "quantile", "squares"])
 def test_fits_do_not_depend_on_partitions(loss: str, edges: list[int]) -> None:
     examples = table()
-    parts = PartitionedExamples.of(InProcess(cut(examples, edges)))
+    parts = PartitionedExamples.of(MemoryPartitions(cut(examples, edges)))
     assert same(fitted(examples, loss), fitted(parts, loss))
 
 

@@ -56,7 +56,7 @@ def whole_run(
     chosen = Configuration(**configuration)
     if chosen.door == "torch":
         raise ValueError(
-            "Expected the door 'dense' or 'csr' for a whole run, found 'torch': train your model "
+            "Expected another door than 'torch' for a whole run, found it: train your model "
             "with canaries and give their scores to privagrad.audit.measure_run."
         )
     plan = calibrated(chosen, epsilon, delta, steps)

@@ -14,8 +14,10 @@ from privagrad._internal import validate
 from privagrad._internal.validate import Vector
 from privagrad.geometry.domains import Box, Domain, WholeSpace
 from privagrad.geometry.ellipsoid import PROJECTIONS, Ellipsoid, Projection
+from privagrad.glm.examples import Examples, MemoryPartitions, PartitionedExamples
 from privagrad.glm.gradients import GlmGradients
 from privagrad.glm.losses import Loss
+from privagrad.glm.partitioned import PartitionedGradients
 from privagrad.glm.rows import as_rows
 from privagrad.methods import METHODS, Method, Setting
 from privagrad.methods.loop import train
@@ -25,8 +27,9 @@ from privagrad.privacy.noise import Noise, RandomState, random_source
 from privagrad.privacy.releases import Releases
 from privagrad.privacy.sampling import SAMPLINGS, Batches, Sampling
 
-Door = Literal["dense", "csr", "torch"]
-DOORS: tuple[Door, ...] = ("dense", "csr", "torch")
+Door = Literal["dense", "csr", "partitions", "torch"]
+DOORS: tuple[Door, ...] = ("dense", "csr", "partitions", "torch")
+_PARTS = 7
 _HUGE = 1e3
 """The size of a canary's gradient, in radii: all of it but the radius is clipped."""
 
@@ -50,11 +53,12 @@ class Configuration:
 
     Attributes
     ----------
-    door : {"dense", "csr", "torch"}
-        Whether `minimize` sees an array or a CSR matrix, or `PrivacyEngine` a model.
+    door : {"dense", "csr", "partitions", "torch"}
+        Whether `minimize` sees an array, a CSR matrix, or rows in partitions, which are summed as
+        those of large files and clusters are; or `PrivacyEngine` a model.
     method : str
         A method that takes private steps: "pagan", "pasan", "dp-adagrad", "dp-sgd", ...
-    sampling : {"poisson", "with_replacement", "without_replacement"}
+    sampling : {"poisson", "with_replacement", "without_replacement", "random_allocation"}
         How a step draws its rows.
     rate : float
         The expected part of the rows that a step sees.
@@ -123,7 +127,7 @@ class Configuration:
         other = 0.0 if relation_of(self.sampling) == "zero-out" else -1.0
         sizes = np.where(included, 1.0, other) * _HUGE * self.ellipsoid.noise_std
         rows = sparse.csr_array(sparse.diags_array(sizes))
-        return rows if self.door == "csr" else rows.toarray()
+        return rows if self.door in ("csr", "partitions") else rows.toarray()
 
 
 def calibrated(
@@ -167,6 +171,17 @@ def trained(
     return _train(configuration, rows, plan, steps, delta, box, 0.02, see), total
 
 
+def _gradients(configuration: Configuration, rows: Any) -> GlmGradients | PartitionedGradients:
+    """Those of ⟨x, z⟩, over rows in memory or in partitions."""
+    loss, whole = Loss("linear"), as_rows(rows)
+    if configuration.door != "partitions":
+        return GlmGradients.of(loss, whole, None)
+    examples = Examples(whole, np.zeros(whole.shape[0]))
+    cuts = np.array_split(np.arange(whole.shape[0]), _PARTS)
+    parts = MemoryPartitions([examples.take(cut) for cut in cuts])
+    return PartitionedGradients(loss, PartitionedExamples.of(parts))
+
+
 def _train(
     configuration: Configuration,
     rows: Any,
@@ -178,7 +193,7 @@ def _train(
     see: Callable[[Vector], Any],
 ) -> Vector:
     method = METHODS[configuration.method]
-    gradients = GlmGradients.of(Loss("linear"), as_rows(rows), None)
+    gradients = _gradients(configuration, rows)
     setting = Setting(
         configuration.canaries, configuration.batches(steps), domain, plan,
         method.ellipsoid(configuration.ellipsoid), step_size=step_size,

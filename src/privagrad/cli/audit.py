@@ -27,7 +27,7 @@ def audit(
     delta: Annotated[
         float, typer.Option("--delta", help="Probability that the guarantee may fail.")
     ] = 1e-5,
-    door: Annotated[str, typer.Option(help="dense, csr, or torch.")] = "dense",
+    door: Annotated[str, typer.Option(help="dense, csr, partitions, or torch.")] = "dense",
     method: Annotated[str, typer.Option(help="pagan, pasan, dp-adagrad, dp-sgd, ...")] = "pagan",
     sampling: Annotated[
         str, typer.Option(help="poisson, with_replacement or without_replacement.")

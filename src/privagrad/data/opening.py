@@ -19,7 +19,7 @@ from privagrad.data.readers import open_cells, row_dtype
 from privagrad.data.sources import FRAMES, files_of
 from privagrad.data.tables import CHUNK, Table
 from privagrad.glm.examples import Examples, PartitionedExamples
-from privagrad.glm.rows import as_rows, as_targets
+from privagrad.glm.rows import as_rows, as_targets, is_dask
 from privagrad.glm.stored import is_stored, stored_or_not
 
 if TYPE_CHECKING:
@@ -29,11 +29,6 @@ if TYPE_CHECKING:
 def is_source(X: Any) -> bool:
     """Whether rows are given by where they are: the path of a table, or an Arrow data set."""
     return isinstance(X, (str, Path)) or (hasattr(X, "to_batches") and hasattr(X, "scanner"))
-
-
-def is_dask(X: Any) -> bool:
-    """Whether rows are a Dask collection."""
-    return hasattr(X, "__dask_graph__")
 
 
 def open_examples(X: Any, y: Any) -> Examples | PartitionedExamples | None:

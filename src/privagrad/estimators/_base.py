@@ -15,7 +15,7 @@ from privagrad._internal import validate
 from privagrad._internal.validate import Vector
 from privagrad.data.matrices import MatrixTable, NumberTable
 from privagrad.data.memory import as_series, open_frame, require_own_name, with_target
-from privagrad.data.opening import is_dask, is_source, open_source
+from privagrad.data.opening import is_source, open_source
 from privagrad.data.schema import Column, Schema
 from privagrad.data.tables import Table
 from privagrad.estimators import _labels
@@ -49,7 +49,7 @@ from privagrad.fitting import (
 )
 from privagrad.fitting.request import with_classes
 from privagrad.glm.examples import PartitionedExamples
-from privagrad.glm.rows import DenseRows
+from privagrad.glm.rows import DenseRows, is_dask
 from privagrad.linear import Choices, Solver
 from privagrad.privacy.noise import Noise, RandomSource, RandomState, random_source
 from privagrad.privacy.users import require_plain_shapes

@@ -102,6 +102,35 @@ Sample = tuple[Samples, int]
 
 
 @dataclass(frozen=True)
+class MemoryPartitions:
+    """Parts of a table in this process: what a cluster does, without a cluster."""
+
+    parts: Sequence[Examples]
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return sum(part.shape[0] for part in self.parts), self.parts[0].shape[1]
+
+    @property
+    def sparse(self) -> bool:
+        return self.parts[0].sparse
+
+    def total(self, function: Callable[..., Sums], *arguments: Any, sample: Sample | None) -> Sums:
+        found, first = [], 0
+        for part in self.parts:
+            size, chosen = part.shape[0], part
+            if sample is not None:
+                samples, step = sample
+                chosen = part.take(samples.of_step(step, first, first + size) - first)
+            found.append(function(chosen, *arguments))
+            first += size
+        return tuple(sum(sums) for sums in zip(*found, strict=True))
+
+    def kept(self, maps: Sequence[RowMap]) -> MemoryPartitions:
+        return MemoryPartitions([apply(part, maps) for part in self.parts])
+
+
+@dataclass(frozen=True)
 class PartitionedExamples:
     """Rows in partitions, with functions that are applied to each part when it is used.
 

@@ -284,6 +284,11 @@ def as_rows(X: Any) -> DenseRows | SparseRows:
     return rows
 
 
+def is_dask(X: Any) -> bool:
+    """Whether rows are a Dask collection."""
+    return hasattr(X, "__dask_graph__")
+
+
 def as_targets(y: Any) -> Any:
     """A column of targets as an array: frames of one column and series included."""
     if hasattr(y, "to_numpy"):

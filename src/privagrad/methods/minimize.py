@@ -11,14 +11,14 @@ from numpy.typing import ArrayLike
 
 from privagrad._internal import validate
 from privagrad._internal.validate import Vector
-from privagrad.data.opening import is_dask, open_examples
 from privagrad.geometry.domains import Domain, WholeSpace
 from privagrad.geometry.ellipsoid import PROJECTIONS, Ellipsoid, Projection
-from privagrad.glm.examples import PartitionedExamples
+from privagrad.glm.examples import Examples, PartitionedExamples
 from privagrad.glm.gradients import GlmGradients
 from privagrad.glm.losses import Loss
 from privagrad.glm.partitioned import PartitionedGradients
-from privagrad.glm.rows import DenseRows, as_rows, as_targets
+from privagrad.glm.rows import DenseRows, as_rows, as_targets, is_dask
+from privagrad.glm.stored import is_stored
 from privagrad.methods import METHODS, SCHEDULES, Method, Schedule, Setting
 from privagrad.methods._base import EllipsoidRule
 from privagrad.methods.loop import Callback, Result, train
@@ -230,7 +230,7 @@ def _gradients(
             )
         if is_dask(X):
             _require_sums(rule, groups)
-        opened = open_examples(X, y)
+        opened = _opened(X, y)
         if isinstance(opened, PartitionedExamples):
             _require_sums(rule, groups)
             return PartitionedGradients.of(kind, opened)
@@ -259,6 +259,16 @@ def _gradients(
             "needs the rows of a linear model."
         )
     return ObjectiveGradients(loss)
+
+
+def _opened(X: Any, y: Any) -> Examples | PartitionedExamples | None:
+    """Rows that need not be in memory; None for those that are."""
+    if isinstance(X, np.ndarray) and not is_stored(X):
+        return None
+    # Readers of files take time to load, which most calls do not need.
+    from privagrad.data.opening import open_examples
+
+    return open_examples(X, y)
 
 
 def _require_sums(rule: Method, groups: Any) -> None:
