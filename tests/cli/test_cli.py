@@ -679,3 +679,22 @@ def test_a_bad_evaluation_is_refused_before_anything_is_spent(book):
         done = run("evaluate", "m", *arguments, code=code)
         assert message in done.output.replace("\n", " "), name
     assert book.account("others").runs == ()
+
+
+def test_a_folder_is_one_table(book):
+    """Its files together have one budget; a part of it is no table to test on."""
+    Path("rows").mkdir()
+    for k in range(3):
+        people(Path("rows") / f"{k}.csv", 700, seed=k)
+    Path("schema.toml").write_text(SCHEMA)
+    run("budget", "create", "all", "--epsilon", 3, "--delta", 1e-6, "--file", "rows")
+    fit = ("fit", "rows", "--schema", "schema.toml", "--epsilon", 1, "--dataset", "all", "-o")
+    run(*fit, "m.model")
+    assert load_model(Path("m.model")).made["rows"] == 2100
+    refused = run(*fit, "n.model", "--test", "rows/1.csv", code=2)
+    assert "Expected another table to test on" in refused.output
+    Path("rows/2.csv").rename("rows/3.csv")
+    assert "found other content in rows" in " ".join(run(*fit, "n.model", code=2).output.split())
+    assert len(book.history("all")) == 1
+    Path("rows/more").mkdir()
+    assert "names of folders are no columns" in run(*fit, "n.model", code=2).output

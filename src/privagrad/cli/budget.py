@@ -48,7 +48,7 @@ def create(
     ],
     file: Annotated[
         Path | None,
-        typer.Option(help="The data. Runs on any other content are refused.", dir_okay=False),
+        typer.Option(help="The data. Runs on any other content are refused."),
     ] = None,
     ledger: LedgerPath = None,
     as_json: Json = False,
@@ -63,7 +63,7 @@ def create(
     from privagrad.fitting import fingerprint, warn_if_weak
 
     warn_if_weak(epsilon, delta)
-    if file is not None and not file.is_file():
+    if file is not None and not file.exists():
         raise FileNotFoundError(f"Expected the data set's file, found nothing at {file}.")
     mark = None if file is None else fingerprint(file)
     account = Ledger(ledger).create(name, epsilon, delta, mark)

@@ -59,7 +59,10 @@ def _advanced(text: str, least: int | None = None) -> OptionInfo:
 @command
 def schema(
     table: Annotated[
-        Path, typer.Argument(help="A .csv, .tsv, .csv.gz, .xlsx, .parquet or .arrow file.")
+        Path,
+        typer.Argument(
+            help="A .csv, .tsv, .csv.gz, .xlsx, .parquet or .arrow file, or a folder of them."
+        ),
     ],
     out: Annotated[
         Path | None, typer.Option("--out", "-o", help="The file to write. Default: print it.")
@@ -145,7 +148,10 @@ def _renamed(schema: Schema, names: list[str]) -> Schema:
 
 @command
 def fit(
-    table: Annotated[Path, typer.Argument(help="A .csv, .tsv, .parquet, .arrow or LIBSVM file.")],
+    table: Annotated[
+        Path,
+        typer.Argument(help="A .csv, .tsv, .parquet, .arrow or LIBSVM file, or a folder of them."),
+    ],
     epsilon: Annotated[
         float, typer.Option("--epsilon", "-e", help="The privacy cost of this run, at most.")
     ],
@@ -255,9 +261,9 @@ def fit(
 
     _check_paths(out, report, dry_run, overwrite, (table, schema, test, statement))
     said = read_statement_for(report, statement)
-    if test is not None and not test.is_file():
+    if test is not None and not test.exists():
         raise FileNotFoundError(f"Expected a table to test on, found nothing at {test}.")
-    if test is not None and table.is_file() and fitting.same_content(test, table):
+    if test is not None and table.exists() and fitting.same_content(test, table):
         raise ValueError(
             "Expected another table to test on, found the training rows: exact scores on them "
             "would not be private. Leave out --test: private scores on the training rows are "

@@ -22,8 +22,13 @@ def fingerprint(path: Path) -> str:
 
 
 def same_content(one: Path, other: Path) -> bool:
-    """Whether two files have the same bytes, whatever they are called."""
-    if one.is_dir() != other.is_dir() or one.stat().st_size != other.stat().st_size:
+    """Whether two tables share a file of the same bytes, whatever it is called."""
+    pairs = ((a, b) for a in files_of(one) for b in files_of(other))
+    return any(_same_bytes(a, b) for a, b in pairs)
+
+
+def _same_bytes(one: Path, other: Path) -> bool:
+    if one.stat().st_size != other.stat().st_size:
         return False
     return one.samefile(other) or fingerprint(one) == fingerprint(other)
 
