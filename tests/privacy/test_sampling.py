@@ -1,3 +1,4 @@
+import os
 import pickle
 from itertools import pairwise
 
@@ -8,7 +9,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from privagrad.privacy.events import GaussianEvent
-from privagrad.privacy.noise import random_source
+from privagrad.privacy.noise import keyed_generator, random_source
 from privagrad.privacy.sampling import SAMPLINGS, batches, samples_of
 from tests.statistics import FALSE_ALARM, rate_accepted
 
@@ -114,6 +115,27 @@ def test_rows_of_different_blocks_are_as_likely_and_as_independent(sampling, mon
     assert rate_accepted(int(both.sum()), steps, 2 * rate - 1 + none)
 
 
+def test_chunks_and_blocks_have_words_of_their_own():
+    """No generator of a run reaches the words of another, however far chunks and blocks are."""
+    samples = batches("poisson", 100, 10, 5, random_source(0).sampler)
+    far = [(0, 0), (0, 1), (1, 0), (1, 1), (0, 4096), (2**20, 0), (2**40, 4096), (2**55, 1)]
+    words = [samples._generator(*place).bytes(64) for place in far]
+    assert len(set(words)) == len(far)
+    other = batches("poisson", 100, 10, 5, random_source(1).sampler)
+    assert other._generator(0, 0).bytes(64) not in words
+    # A counter counts blocks of 16 bytes: so many lie between two places.
+    key, start = samples.key, 5
+    assert keyed_generator(key, start).bytes(64)[16:] == keyed_generator(key, start + 1).bytes(48)
+
+
+def test_chunks_of_steps_are_independent(monkeypatch):
+    monkeypatch.setattr("privagrad.privacy.sampling._CHUNK", 5)
+    drawn = draw("poisson", 20, 5, 20_000)  # every step is a chunk of its own
+    member = np.array([np.any(batch == 3) for batch in drawn])
+    assert rate_accepted(int(member.sum()), member.size, 1 / 4)
+    assert rate_accepted(int((member[1:] & member[:-1]).sum()), len(member) - 1, 1 / 16)
+
+
 def test_an_epoch_of_an_allocation_holds_every_row_once(monkeypatch):
     monkeypatch.setattr("privagrad.privacy.sampling._BLOCK", 16)
     monkeypatch.setattr("privagrad.privacy.sampling._CHUNK", 20)
@@ -166,3 +188,18 @@ def test_time_and_memory_do_not_grow_with_the_rows(sampling):
     for batch in draw(sampling, 10**11, 20, 100):
         assert batch.size < 80
         assert np.all((batch >= 0) & (batch < 10**11))
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_forked_process_does_not_go_on_with_the_samples():
+    steps = iter(batches("poisson", 100, 10, 5, random_source().sampler))
+    next(steps)
+    child = os.fork()
+    if child == 0:
+        try:
+            next(steps)
+        except RuntimeError:
+            os._exit(7)
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+    assert next(steps) is not None

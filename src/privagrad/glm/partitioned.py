@@ -78,7 +78,7 @@ class PartitionedGradients:
 
     def draw(self, samples: Samples) -> Iterator[StepOfRun]:
         """Every step of a run; its rows are drawn where they are."""
-        return (StepOfRun(samples, number) for number in range(samples.batches.steps))
+        return (StepOfRun(samples, number) for number in samples.numbers())
 
     def add_bounded(
         self,

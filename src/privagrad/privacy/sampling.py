@@ -7,6 +7,7 @@ sample, and all parts together are the same sample however the rows are shared o
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
@@ -119,8 +120,22 @@ class Samples:
 
     def __iter__(self) -> Iterator[Rows]:
         """The rows of every step, each time another array."""
+        return map(self.of_step, self.numbers())
+
+    def numbers(self) -> Iterator[int]:
+        """The numbers of all steps, in the process that began the run.
+
+        Two processes that both went on would use the same samples, and the cost of each would be
+        that of samples of its own.
+        """
+        process = os.getpid()
         for step in range(self.batches.steps):
-            yield self.of_step(step)
+            if os.getpid() != process:
+                raise RuntimeError(
+                    "Expected a run to go on in the process that began it, found a forked one: "
+                    "begin a run of its own there."
+                )
+            yield step
 
     def of_step(self, step: int, first: int = 0, stop: int | None = None) -> Rows:
         """The rows of a step with numbers from `first` to before `stop`."""
