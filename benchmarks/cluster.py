@@ -84,7 +84,8 @@ def descent(rows: tuple[Any, Any], batch_size: int, steps: int) -> Any:
     stamps: list[float] = []
     result = pg.minimize(
         "logistic", *rows, epsilon=1.0, delta=1e-7, batch_size=batch_size, steps=steps,
-        step_size=0.1, ellipsoid=pg.Ellipsoid.ball(rows[0].shape[1], 1.0), random_state=1, threads=1,
+        step_size=0.1, random_state=1, threads=1,
+        ellipsoid=pg.Ellipsoid.ball(rows[0].shape[1], 1.0),
         callback=lambda *_: stamps.append(time.perf_counter()),
     )  # fmt: skip
     return result, statistics.median(np.diff(stamps))
