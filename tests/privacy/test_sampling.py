@@ -52,6 +52,13 @@ def test_no_sampling_is_all_rows_every_time():
     assert len({id(batch) for batch in drawn}) == 5
 
 
+@given(seed=st.integers(0, 2**32), n=st.integers(1, 1000), sampling=st.sampled_from(SAMPLINGS))
+def test_every_step_has_an_array_of_its_own(seed, n, sampling):
+    """Also steps without rows: the oracle tells batches apart by which array they are."""
+    drawn = draw(sampling, n, 1, 3, seed)
+    assert len({id(batch) for batch in drawn}) == 3
+
+
 @pytest.mark.parametrize(("n", "size"), SHAPES)
 @pytest.mark.parametrize("sampling", BY_STEP)
 def test_a_row_is_in_a_batch_at_the_rate_the_accountant_assumes(sampling, n, size):

@@ -186,7 +186,8 @@ class Samples:
             return
         sizes = self._sizes[:, block]
         if not sizes.any():
-            yield from [np.empty(0, dtype=np.int64)] * sizes.size
+            # The oracle tells batches apart by which array they are.
+            yield from (np.empty(0, dtype=np.int64) for _ in sizes)
             return
         generator = self._generator(self._chunk, 1 + block)
         if batches.sampling == "with_replacement":
