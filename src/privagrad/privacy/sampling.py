@@ -52,7 +52,7 @@ class Batches:
     n_examples : int
         The number of rows.
     batch_size : int
-        The expected number of rows of a step.
+        The expected number of rows of a step; when allocated, up to the rounding of `epoch`.
     steps : int
         The number of steps.
     sampling : {"poisson", "with_replacement", "without_replacement", "random_allocation"} or None
@@ -68,6 +68,12 @@ class Batches:
     def epoch(self) -> int:
         """The steps in which a row is seen once on average; when allocated, exactly once."""
         return max(1, round(self.n_examples / self.batch_size))
+
+    @property
+    def expected_size(self) -> float:
+        """The expected number of rows of a step, which sums are divided by."""
+        allocated = self.sampling == "random_allocation"
+        return self.n_examples / self.epoch if allocated else self.batch_size
 
     @property
     def rate(self) -> float:
