@@ -1,5 +1,6 @@
 """Rows in files: the same sums as in memory, whatever the parts, and little memory."""
 
+import mmap
 import tempfile
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from privagrad.glm.gradients import GlmGradients
 from privagrad.glm.losses import Loss
 from privagrad.glm.partitioned import PartitionedGradients
 from privagrad.glm.rows import DenseRows, SparseRows, as_rows
-from privagrad.glm.stored import StoredPartitions, is_stored, stored_or_not
+from privagrad.glm.stored import StoredPartitions, forget, is_stored, stored_or_not
 from privagrad.privacy.mechanism import GaussianSum
 from privagrad.privacy.noise import random_source
 from privagrad.privacy.sampling import SAMPLINGS, Batches
@@ -140,6 +141,12 @@ def test_small_arrays_and_private_copies_stay_in_memory(tmp_path, monkeypatch):
     assert is_stored(np.asarray(mapped(X, tmp_path))[2:])
     # What was written to a private copy would be lost with its pages.
     assert not is_stored(mapped(X, tmp_path, "c"))
+    private = mmap.mmap(-1, X.nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    held: np.ndarray = np.ndarray(X.shape, X.dtype, private)
+    held[:] = X
+    assert not is_stored(held)
+    forget(held)
+    assert np.array_equal(held, X)
     assert not is_stored(X)
     assert isinstance(stored_or_not(as_rows(X), X[:, 0]), Examples)
     there = stored_or_not(as_rows(mapped(X, tmp_path)), X[:, 0])

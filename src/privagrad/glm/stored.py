@@ -184,10 +184,14 @@ def forget(array: NDArray[Any]) -> None:
 
 
 def _map_of(array: NDArray[Any]) -> mmap.mmap | None:
-    """The shared mapping that an array is a view of; None if it is none."""
+    """The shared mapping of a file that an array is a view of; None if it is none.
+
+    Of a private one (mode "c"), and of what may be one, pages cannot be let go of: what was written
+    to them is in memory alone.
+    """
     base: Any = array
+    shared = False
     while isinstance(base, np.ndarray):
-        if isinstance(base, np.memmap) and base.mode == "c":
-            return None  # what was written to it is in memory alone
+        shared |= isinstance(base, np.memmap) and base.mode in ("r", "r+", "w+")
         base = base.base
-    return base if isinstance(base, mmap.mmap) else None
+    return base if shared and isinstance(base, mmap.mmap) else None
