@@ -217,7 +217,7 @@ def test_targets_of_every_type_are_those_in_memory(table, files, monkeypatch, ki
             random_state=0,
         )  # fmt: skip
         results.append(result.x)
-    assert np.array_equal(*results)
+    assert np.array_equal(results[0], results[1])
     models = [pg.PrivateLogisticRegression(**given).fit(rows, labels) for rows in (X, there)]
     same(*models)
     assert models[0].classes_.tolist() == models[1].classes_.tolist()

@@ -1,6 +1,7 @@
 """Rows in files: the same sums as in memory, whatever the parts, and little memory."""
 
 import mmap
+import os
 import tempfile
 from pathlib import Path
 
@@ -130,6 +131,20 @@ def test_parts_leave_memory_when_they_were_used(tmp_path, monkeypatch, size):
     assert isinstance(partitions, StoredPartitions)
     assert float(np.sum(partitions.rows.matrix)) == X.size
     assert resident() - before > 56 * 2**20
+
+
+@pytest.mark.parametrize("size", [None, 3])
+def test_a_file_that_was_cut_off_is_refused(tmp_path, monkeypatch, size):
+    """Reading it would end the process."""
+    monkeypatch.setattr(stored, "_PART_BYTES", 2**14)
+    X = np.ones((4000, 3))
+    there = in_files(Examples(as_rows(X), np.ones(len(X))), tmp_path)
+    samples = Batches(len(X), size or len(X), 2, size and "poisson").draw(random_source(0).sampler)
+    there.total(seen, sample=(samples, 0))
+    for path in tmp_path.iterdir():
+        os.truncate(path, 100)
+    with pytest.raises(RuntimeError, match="cut off to 100: what was released stays charged"):
+        there.total(seen, sample=(samples, 1))
 
 
 def test_small_arrays_and_private_copies_stay_in_memory(tmp_path, monkeypatch):

@@ -60,14 +60,16 @@ def partitions_of(X: Any, y: Any) -> PartitionedExamples | None:
 
 def labels_of(examples: PartitionedExamples, y: Any) -> NDArray[Any]:
     """The different labels, which are public; refuses targets that are no labels."""
-    told: Any = getattr(examples.partitions, "labels", None)
+    partitions = examples.partitions
+    told: Any = getattr(partitions, "labels", None)
     found: NDArray[Any]
     if told is not None:
         found = told()
         found = found.astype(getattr(y, "dtype", found.dtype))
     else:
-        stored = isinstance(examples.partitions, StoredPartitions) and y is None
-        targets = examples.partitions.targets if stored else as_targets(y)
+        targets = as_targets(y)
+        if y is None and isinstance(partitions, StoredPartitions):
+            targets = partitions.targets
         pieces = [np.unique(targets[k : k + _PIECE]) for k in range(0, len(targets), _PIECE)]
         found = np.unique(np.concatenate(pieces))
     # A classifier of targets that are no labels would have a class for each of them.

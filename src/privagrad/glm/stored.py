@@ -91,6 +91,7 @@ class StoredPartitions:
     def _of_rows(
         self, rows: NDArray[np.int64], function: Callable[..., Sums], arguments: tuple[Any, ...]
     ) -> Sums:
+        self._require_whole()
         rows, whole = np.sort(rows), Examples(self.rows, self.targets)
         found = []
         for first in range(0, max(rows.size, 1), _TOGETHER):
@@ -109,11 +110,27 @@ class StoredPartitions:
         with ThreadPoolExecutor(1) as reader:
             coming: Future[None] | None = None
             for (first, stop), after in zip(places, [*places[1:], None], strict=True):
+                self._require_whole()
                 if coming is not None:
                     coming.result()
                 coming = None if after is None else reader.submit(self._read, *after)
                 yield first, Examples(self.rows.part(first, stop), self.targets[first:stop])
                 self._forget(first, stop)
+
+    def _require_whole(self) -> None:
+        """Refuse files that were cut off since they were mapped: reading on would end the process.
+
+        Between this look and the reading they may still be.
+        """
+        rows = self.rows
+        arrays = [rows.array] if isinstance(rows, DenseRows) else [rows.data, rows.indices]
+        for mapped in map(_map_of, [*arrays, self.targets]):
+            if mapped is not None and mapped.size() < len(mapped):
+                raise RuntimeError(
+                    f"Expected a mapped file of {len(mapped)} bytes or more, found one that was "
+                    f"cut off to {mapped.size()}: what was released stays charged; start again "
+                    "with files that stay as they are."
+                )
 
     def _forget(self, first: int, stop: int) -> None:
         for array in self._within(first, stop):
