@@ -151,8 +151,10 @@ def killed(times: int) -> dict[str, object]:
                 wait_for_all(client, found)
                 threading.Timer(random.uniform(0.0, 0.005), kill, (found, done)).start()
 
-        cost = {"epsilon": 1.0, "delta": 1e-7, "batch_size": 200, "steps": steps, "step_size": 0.1}
-        given = {"ellipsoid": pg.Ellipsoid.ball(SMALL[1], 1.0), "random_state": 1, **cost}
+        given: dict[str, Any] = {
+            "epsilon": 1.0, "delta": 1e-7, "batch_size": 200, "steps": steps, "step_size": 0.1,
+            "ellipsoid": pg.Ellipsoid.ball(SMALL[1], 1.0), "random_state": 1,
+        }  # fmt: skip
         result = pg.minimize("logistic", rows, callback=callback, **given)
         seconds = time.perf_counter() - start
     plain = pg.minimize("logistic", *in_memory(loaders), **given)
