@@ -136,6 +136,8 @@ WRONG = {
     "folders in it": (lambda f, X: (inner(f), "label"), ValueError, "names of folders"),
     "several kinds": (lambda f, X: (mixed(f), "label"), ValueError, ".csv, .parquet"),
     "NaN": (lambda f, X: (gaps(f, X), X[:, 0]), ValueError, "column 2"),
+    "no targets": (lambda f, X: (np.load(f / "X.npy", "r"), None), ValueError, "found None"),
+    "labels": (lambda f, X: (np.load(f / "X.npy", "r"), ["a"] * N), TypeError, "dtype <U1"),
     "other order": (lambda f, X: (turned(f, X), X[:, 0]), ValueError, "C order"),
     "other length": (lambda f, X: (np.load(f / "X.npy", "r"), X[1:, 0]), ValueError, "one target"),
 }
@@ -192,5 +194,72 @@ def test_what_needs_rows_in_memory_is_refused(table, files, monkeypatch):
         pg.minimize("logistic", X, y, groups=groups, **given)
     with pytest.raises(ValueError, match="Map your classes"):
         pg.minimize("logistic", X, y + 1, **given)
-    with pytest.raises(ValueError, match="other targets"):
-        pg.minimize("absolute", X, np.where(y, np.nan, 0.0), **given)
+    for loss, targets in (("logistic", y + 0.5), ("softmax", np.where(y, np.nan, 0.0))):
+        with pytest.raises(ValueError, match="found other targets"):
+            pg.minimize(loss, X, targets, **given)
+    with pytest.raises(ValueError, match="Expected targets y for the logistic loss, found None"):
+        pg.minimize("logistic", X, None, **given)
+    for targets in (table[1], y + 0.5, np.where(y, 2**53, 2**53 + 1)):
+        with pytest.raises(ValueError, match="take an estimator for regression"):
+            pg.PrivateLogisticRegression().fit(X, targets)
+
+
+@pytest.mark.parametrize("kind", [bool, np.int8, np.uint8, np.float16, np.float32, np.longdouble])
+def test_targets_of_every_type_are_those_in_memory(table, files, monkeypatch, kind):
+    monkeypatch.setattr(stored, "LEAST_BYTES", 1)
+    X, there = table[0], np.load(files / "X.npy", "r")
+    given: dict[str, Any] = {**OPTIONS, "steps": 3}
+    labels, numbers = table[2].astype(kind), table[1].clip(0, 100).astype(kind)
+    results = []
+    for rows in (X, there):
+        result = pg.minimize(
+            "absolute", rows, numbers, epsilon=1.0, delta=1e-6, domain=pg.Box(-1, 1), steps=3,
+            random_state=0,
+        )  # fmt: skip
+        results.append(result.x)
+    assert np.array_equal(results[0], results[1])
+    models = [pg.PrivateLogisticRegression(**given).fit(rows, labels) for rows in (X, there)]
+    same(*models)
+    assert models[0].classes_.tolist() == models[1].classes_.tolist()
+    if kind is not bool:
+        same(*(pg.PrivateHuberRegressor(**given).fit(rows, numbers) for rows in (X, there)))
+
+
+def test_targets_that_are_not_finite_add_what_they_add_in_memory(table, files, monkeypatch):
+    """One such row is no reason for an error, which would show that it is there."""
+    monkeypatch.setattr(stored, "LEAST_BYTES", 1)
+    X, there = table[0], np.load(files / "X.npy", "r")
+    y = table[1].copy()
+    y[::7], y[1::7] = np.nan, np.inf
+    one, other = (
+        pg.minimize("absolute", rows, y, epsilon=1.0, delta=1e-6, domain=pg.Box(-1, 1),
+                    steps=3, random_state=0)
+        for rows in (X, there)
+    )  # fmt: skip
+    assert np.array_equal(one.x, other.x)
+    assert one.diagnostics == other.diagnostics
+
+
+def test_huge_entries_are_summed_without_a_warning(table, files, monkeypatch):
+    """A warning of an overflow would reveal that a row has them."""
+    monkeypatch.setattr(stored, "LEAST_BYTES", 1)
+    X = table[0].copy()
+    X[:3] = [[1e308], [1e308], [-1e308]]
+    np.save(files / "huge.npy", X)
+    there = np.load(files / "huge.npy", "r")
+    same(*(pg.PrivateHuberRegressor(**OPTIONS).fit(rows, table[1]) for rows in (X, there)))
+
+
+def test_numbers_keep_the_digits_of_every_file(table, files):
+    """Also if those of the first file have few."""
+    X, _, y = table
+    rows = X.copy()
+    rows[:1000] = rows[:1000].astype(np.float32)
+    frame = pl.DataFrame({**{f"x{j}": rows[:, j] for j in range(DIM)}, "label": y})
+    narrow = {f"x{j}": pl.Float32 for j in range(DIM)}
+    for k in range(3):
+        part = frame[k * 1000 : (k + 1) * 1000]
+        (part if k else part.cast(narrow)).write_parquet(files / "parts" / f"{k}.parquet")  # type: ignore[arg-type]
+    options: dict[str, Any] = {**OPTIONS, "classes": [0, 1]}
+    whole = pg.PrivateLogisticRegression(**options).fit(rows, y)
+    same(whole, pg.PrivateLogisticRegression(**options).fit(files / "parts", "label"))

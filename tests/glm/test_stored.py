@@ -1,5 +1,7 @@
 """Rows in files: the same sums as in memory, whatever the parts, and little memory."""
 
+import mmap
+import os
 import tempfile
 from pathlib import Path
 
@@ -16,7 +18,7 @@ from privagrad.glm.gradients import GlmGradients
 from privagrad.glm.losses import Loss
 from privagrad.glm.partitioned import PartitionedGradients
 from privagrad.glm.rows import DenseRows, SparseRows, as_rows
-from privagrad.glm.stored import StoredPartitions, is_stored, stored_or_not
+from privagrad.glm.stored import StoredPartitions, forget, is_stored, stored_or_not
 from privagrad.privacy.mechanism import GaussianSum
 from privagrad.privacy.noise import random_source
 from privagrad.privacy.sampling import SAMPLINGS, Batches
@@ -131,6 +133,20 @@ def test_parts_leave_memory_when_they_were_used(tmp_path, monkeypatch, size):
     assert resident() - before > 56 * 2**20
 
 
+@pytest.mark.parametrize("size", [None, 3])
+def test_a_file_that_was_cut_off_is_refused(tmp_path, monkeypatch, size):
+    """Reading it would end the process."""
+    monkeypatch.setattr(stored, "_PART_BYTES", 2**14)
+    X = np.ones((4000, 3))
+    there = in_files(Examples(as_rows(X), np.ones(len(X))), tmp_path)
+    samples = Batches(len(X), size or len(X), 2, size and "poisson").draw(random_source(0).sampler)
+    there.total(seen, sample=(samples, 0))
+    for path in tmp_path.iterdir():
+        os.truncate(path, 100)
+    with pytest.raises(RuntimeError, match="cut off to 100: what was released stays charged"):
+        there.total(seen, sample=(samples, 1))
+
+
 def test_small_arrays_and_private_copies_stay_in_memory(tmp_path, monkeypatch):
     X = np.ones((10, 2))
     assert not is_stored(mapped(X, tmp_path))
@@ -140,6 +156,12 @@ def test_small_arrays_and_private_copies_stay_in_memory(tmp_path, monkeypatch):
     assert is_stored(np.asarray(mapped(X, tmp_path))[2:])
     # What was written to a private copy would be lost with its pages.
     assert not is_stored(mapped(X, tmp_path, "c"))
+    private = mmap.mmap(-1, X.nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    held: np.ndarray = np.ndarray(X.shape, X.dtype, private)
+    held[:] = X
+    assert not is_stored(held)
+    forget(held)
+    assert np.array_equal(held, X)
     assert not is_stored(X)
     assert isinstance(stored_or_not(as_rows(X), X[:, 0]), Examples)
     there = stored_or_not(as_rows(mapped(X, tmp_path)), X[:, 0])

@@ -144,6 +144,30 @@ def test_sums_are_divided_by_the_expected_batch_size():
     assert max(ratios) > 1.4
 
 
+@pytest.mark.parametrize("epsilon", [1e5, float("inf")])
+@pytest.mark.parametrize(("n", "size"), [(40, 4), (10, 4), (100, 67), (100, 34)])
+def test_an_allocated_epoch_moves_as_far_as_its_steps_are_many(n, size, epsilon):
+    """All rows equal, each in one of t = round(n/size) steps, whose expected size is n/t."""
+    steps = round(n / size)
+    result = pg.minimize(
+        "linear", np.ones((n, 1)), method="dp-sgd", epsilon=epsilon, delta=1e-3,
+        ellipsoid=pg.Ellipsoid.ball(1, 1.0), batch_size=size, steps=steps, step_size=1.0,
+        sampling="random_allocation",
+    )  # fmt: skip
+    assert result.last[0] == pytest.approx(-steps, abs=0.1)
+    assert result.diagnostics.examples == n
+
+
+@pytest.mark.parametrize("epsilon", [1.0, float("inf")])
+def test_batches_without_rows_one_after_the_other_are_steps(epsilon):
+    for seed in range(30):
+        pg.minimize(
+            "linear", np.ones((1000, 1)), method="dp-sgd", epsilon=epsilon, delta=1e-5,
+            ellipsoid=pg.Ellipsoid.ball(1, 1.0), batch_size=1, steps=2, step_size=1.0,
+            random_state=seed,
+        )  # fmt: skip
+
+
 def test_an_empty_batch_is_a_step_of_noise():
     result = usual(table=X[:2], y=Y[:2], batch_size=1, steps=30, delta=1e-3)
     moves = []

@@ -1,5 +1,7 @@
 import os
 import pickle
+import sys
+from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 
 import numpy as np
@@ -50,6 +52,13 @@ def test_no_sampling_is_all_rows_every_time():
     assert len({id(batch) for batch in drawn}) == 5
 
 
+@given(seed=st.integers(0, 2**32), n=st.integers(1, 1000), sampling=st.sampled_from(SAMPLINGS))
+def test_every_step_has_an_array_of_its_own(seed, n, sampling):
+    """Also steps without rows: the oracle tells batches apart by which array they are."""
+    drawn = draw(sampling, n, 1, 3, seed)
+    assert len({id(batch) for batch in drawn}) == 3
+
+
 @pytest.mark.parametrize(("n", "size"), SHAPES)
 @pytest.mark.parametrize("sampling", BY_STEP)
 def test_a_row_is_in_a_batch_at_the_rate_the_accountant_assumes(sampling, n, size):
@@ -91,12 +100,35 @@ def test_every_part_of_the_rows_can_draw_its_own(data, sampling):
         parts = [elsewhere.of_step(step, low, high) for low, high in pairwise(cuts)]
         for part, (low, high) in zip(parts, pairwise(cuts), strict=True):
             assert ((part >= low) & (part < high)).all()
+        for edge in (*range(0, n, samples._width), n):
+            assert elsewhere.of_step(step, edge, edge).size == 0
         whole = samples.of_step(step)
         assert np.array_equal(np.sort(np.concatenate(parts)), np.sort(whole))
         assert np.array_equal(np.sort(list(samples)[step]), np.sort(whole))
         if sampling in ("with_replacement", "without_replacement"):
             assert whole.size == size
     samples_of.cache_clear()
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS)
+def test_threads_may_share_samples(sampling, monkeypatch):
+    monkeypatch.setattr("privagrad.privacy.sampling._BLOCK", 64)
+    monkeypatch.setattr("privagrad.privacy.sampling._CHUNK", 50)
+    before, steps = sys.getswitchinterval(), 25
+    samples, alone = (batches(sampling, 700, 20, steps, random_source(1).sampler) for _ in "ab")
+    expected = [np.sort(rows) for rows in alone]
+
+    def part(low):
+        return [samples.of_step(step, low, low + 175) for step in range(steps)]
+
+    sys.setswitchinterval(1e-5)
+    try:
+        with ThreadPoolExecutor(4) as pool:
+            parts = list(pool.map(part, range(0, 700, 175)))
+    finally:
+        sys.setswitchinterval(before)
+    found = [np.sort(np.concatenate(own)) for own in zip(*parts, strict=True)]
+    assert all(np.array_equal(*pair) for pair in zip(found, expected, strict=True))
 
 
 @pytest.mark.parametrize("sampling", BY_STEP)

@@ -251,6 +251,24 @@ def checkpoints(rank: int, processes: int, folder: Path) -> Seen:
     return found
 
 
+def resumed(rank: int, folder: Path) -> Seen:
+    """How many releases are counted after each of three runs of two passes from one checkpoint."""
+    path, counted = folder / "resumed.checkpoint", []
+    engine, module, optimizer, _ = steps_of("sgd", "plain", 2, True, noise=1.0)
+    engine.save_checkpoint(path=path, module=module, optimizer=optimizer)
+    for run in range(3):
+        engine, module, optimizer, loader = steps_of("sgd", "plain", 2, True, noise=1.0 + run)
+        if rank:
+            dist.barrier()  # late: the other one has noted its first release
+        engine.load_checkpoint(path=path, module=module, optimizer=optimizer)
+        next(iter(loader))
+        if not rank:
+            dist.barrier()
+        epoch(module, optimizer, loader)
+        counted.append(len(engine.accountant))
+    return {"counted": counted}
+
+
 def refused(rank: int) -> Seen:
     """The errors where processes differ."""
 
@@ -354,6 +372,7 @@ def main() -> None:
         "steps": lambda: steps(rank),
         "checkpoints": lambda: checkpoints(rank, 2, folder),
         "refused": lambda: refused(rank),
+        "resumed": lambda: resumed(rank, folder),
     }
     for task in tasks:
         seen = known[task]() if task in known else train(task, rank, 2)

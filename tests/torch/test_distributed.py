@@ -32,7 +32,7 @@ from tests.torch.small import private
 ROOT = Path(__file__).parents[2]
 HANGS = 1800
 """Seconds after which a process is taken to hang: far beyond what a busy machine needs."""
-TASKS = ("sum", "users", "noise", "discrete", "empty", "steps", "checkpoints", "refused")
+TASKS = ("sum", "users", "noise", "discrete", "empty", "steps", "checkpoints", "refused", "resumed")
 
 
 def start(folder: Path, *tasks: str) -> list[subprocess.Popen[str]]:
@@ -193,6 +193,12 @@ def test_processes_that_differ_are_refused_in_all(
 ) -> None:
     for seen in results.of("refused"):
         assert message in seen[difference]
+
+
+def test_a_release_that_all_processes_note_counts_once(results: Results) -> None:
+    """Beside the checkpoint that they continue from, however far one is ahead."""
+    first, second = results.of("resumed")
+    assert first["counted"] == second["counted"] == [2, 4, 6]
 
 
 def test_a_killed_process_ends_the_run(tmp_path: Path) -> None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
+from privagrad._internal.validate import Vector
 from privagrad.data._polars import polars
 from privagrad.data.columns import Column, Schema
 from privagrad.data.frames import frames, infer_schema, require_table, require_usual_numbers
@@ -49,9 +51,7 @@ def open_examples(X: Any, y: Any) -> Examples | PartitionedExamples | None:
         return open_source(X, numbers_of(X, y)).examples()
     if not is_stored(X) or X.ndim != 2 or X.dtype not in (np.float32, np.float64):
         return None
-    targets = as_targets(y)
-    if targets is None:
-        targets = np.zeros(len(X))
+    targets = np.zeros(len(X)) if y is None else _numbers(as_targets(y))
     if targets.shape != (len(X),):
         raise ValueError(
             f"Expected one target for each of the {len(X)} rows, found shape {targets.shape}."
@@ -64,19 +64,28 @@ def open_examples(X: Any, y: Any) -> Examples | PartitionedExamples | None:
     return stored_or_not(as_rows(X), targets)
 
 
+def _numbers(targets: NDArray[Any]) -> Vector:
+    """Targets as rows in memory have them; those in a file that are so stay there."""
+    if targets.dtype.kind not in "biuf":
+        raise TypeError(
+            "Expected numbers as targets of rows that are not in memory, found dtype "
+            f"{targets.dtype}: encode labels as 0, 1, 2, ..."
+        )
+    return np.ascontiguousarray(targets, dtype=np.float64)
+
+
 def open_source(X: Any, schema: Schema) -> Table:
     """The rows of a path or of an Arrow data set, parsed once; the schema has a target."""
     if not isinstance(X, (str, Path)):
         return open_cells(
-            lambda parser: _batches(X, parser), schema, _dtype(_types(X), schema), "the data set",
+            lambda parser: _batches(X, parser), schema, _dtype([_types(X)], schema), "the data set",
             users=True,
         )  # fmt: skip
     path = Path(X)
     require_table(path)
     if schema.libsvm:
         return open_libsvm(path, schema)
-    first = files_of(path)[0]
-    types = _types_of_file(first) if first.suffix.lower() in FRAMES else {}
+    types = [_types_of_file(one) for one in files_of(path) if one.suffix.lower() in FRAMES]
 
     def read(parser: Parser) -> Iterator[pl.DataFrame]:
         return frames(path, schema, parser.columns)
@@ -130,14 +139,14 @@ def target_of(X: Any, schema: Schema, y: Any) -> str:
     return y
 
 
-def _dtype(types: dict[str, Any], schema: Schema) -> Any:
-    """Single precision where numbers have no more, or where a schema says more than numbers."""
+def _dtype(types: Sequence[dict[str, Any]], schema: Schema) -> Any:
+    """Single precision where no file's numbers have more, or a schema says more than numbers."""
     kinds = {column.kind for column in schema.features}
     if kinds != {"number"} or not types:
         return row_dtype(schema)
     pl = polars()
     exact = (pl.Float32, pl.Int8, pl.Int16, pl.UInt8, pl.UInt16, pl.Boolean)
-    narrow = all(types[column.name] in exact for column in schema.features)
+    narrow = all(own.get(column.name) in exact for own in types for column in schema.features)
     return np.float32 if narrow else np.float64
 
 

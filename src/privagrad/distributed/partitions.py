@@ -288,8 +288,8 @@ def _labels(examples: Examples) -> Vector:
     labels = np.unique(examples.targets)
     if labels.size > _MOST_LABELS:
         raise ValueError(
-            f"Expected targets y that are labels of at most {_MOST_LABELS} classes, found "
-            f"{labels.size} different ones: take an estimator for regression, or encode them."
+            f"Expected targets y that are labels of at most {_MOST_LABELS} classes, found more "
+            "different ones: take an estimator for regression, or encode them."
         )
     return labels
 

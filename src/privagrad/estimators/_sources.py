@@ -13,10 +13,11 @@ from privagrad.data.columns import Column, Schema
 from privagrad.data.matrices import PartitionedTable
 from privagrad.data.opening import numbers_of, open_examples, target_of
 from privagrad.glm.examples import Examples, PartitionedExamples, Sums
-from privagrad.glm.rows import DenseRows
+from privagrad.glm.rows import DenseRows, as_targets, quiet
 from privagrad.glm.stored import StoredPartitions
 
 _PIECE = 2**20
+_MOST_LABELS = 1000
 
 
 def source_schema(X: Any, y: Any, given: Schema | None, *, regression: bool) -> Schema:
@@ -49,23 +50,38 @@ def require_no_schema(schema: Schema | None) -> None:
 def partitions_of(X: Any, y: Any) -> PartitionedExamples | None:
     """Arrays of numbers that are not in memory, with their targets; None for others."""
     found = open_examples(X, y)
-    if isinstance(found, PartitionedExamples):
-        _require_finite(found)
-        return found
-    return None
+    if not isinstance(found, PartitionedExamples):
+        return None
+    if y is None and not isinstance(X, PartitionedExamples):
+        raise ValueError("Expected targets y, found None.")
+    _require_finite(found)
+    return found
 
 
 def labels_of(examples: PartitionedExamples, y: Any) -> NDArray[Any]:
-    """The different labels."""
-    told: Any = getattr(examples.partitions, "labels", None)
+    """The different labels, which are public; refuses targets that are no labels."""
+    partitions = examples.partitions
+    told: Any = getattr(partitions, "labels", None)
+    found: NDArray[Any]
     if told is not None:
-        found: NDArray[Any] = told()
-        return found.astype(getattr(y, "dtype", found.dtype))
-    targets = y
-    if isinstance(examples.partitions, StoredPartitions):
-        targets = examples.partitions.targets
-    pieces = [np.unique(targets[k : k + _PIECE]) for k in range(0, len(targets), _PIECE)]
-    return np.unique(np.concatenate(pieces))
+        found = told()
+        found = found.astype(getattr(y, "dtype", found.dtype))
+    else:
+        targets = as_targets(y)
+        if y is None and isinstance(partitions, StoredPartitions):
+            targets = partitions.targets
+        pieces = [np.unique(targets[k : k + _PIECE]) for k in range(0, len(targets), _PIECE)]
+        found = np.unique(np.concatenate(pieces))
+    # A classifier of targets that are no labels would have a class for each of them.
+    exact = found.astype(np.float64)
+    whole = (exact == np.rint(exact)).all() and (np.diff(exact) >= 1).all()
+    if found.size > _MOST_LABELS or not whole:
+        raise ValueError(
+            f"Expected targets y that are labels of at most {_MOST_LABELS} classes, whole numbers "
+            "below 2**53, found others: take an estimator for regression, or encode them as 0, 1, "
+            "2, ..."
+        )
+    return found
 
 
 def partitioned_table(
@@ -104,6 +120,7 @@ def _require_finite(examples: PartitionedExamples) -> None:
         raise ValueError("Expected finite targets y, found NaN or inf: drop those rows.")
 
 
+@quiet
 def _strange(examples: Examples, dim: int) -> Sums:
     """How many entries of each column, and how many targets, are not finite."""
     rows = examples.rows

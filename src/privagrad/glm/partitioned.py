@@ -40,16 +40,13 @@ class PartitionedGradients:
         """From targets as users give them: see `Loss.targets`."""
         if loss.needs == "none":
             return cls(loss, examples.mapped(_without_targets))
-        counts, others = examples.total(_label_counts, sample=None)
-        strange = others[int(loss.needs != "numbers")]
-        if strange:
-            wanted = {"numbers": "finite targets", "classes": "classes 0, 1, 2, ... below 1000"}
-            asked = wanted.get(loss.needs, "labels -1 and 1, or 0 and 1,")
-            raise ValueError(
-                f"Expected {asked} for the {loss.name} loss, found {strange} other targets."
-            )
         if loss.needs == "numbers":
             return cls(loss, examples)
+        counts, strange = examples.total(_label_counts, sample=None)
+        if strange.any():
+            classes = f"classes 0, 1, 2, ... below {_MOST_CLASSES}"
+            asked = classes if loss.multiclass else "labels -1 and 1, or 0 and 1,"
+            raise ValueError(f"Expected {asked} for the {loss.name} loss, found other targets.")
         negative, zero = counts[:2]
         if loss.multiclass and not negative:
             return cls(loss, examples, int(np.flatnonzero(counts).max()))
@@ -115,11 +112,11 @@ class PartitionedGradients:
 
 
 def _label_counts(examples: Examples) -> Sums:
-    """How often the labels -1, 0, 1, ... occur, how many targets are not finite, or no labels."""
+    """How often the labels -1, 0, 1, ... occur, and how many targets are none of them."""
     targets = examples.targets
     whole = (targets >= -1) & (targets < _MOST_CLASSES) & (targets == np.floor(targets))
     counts = np.bincount(1 + targets[whole].astype(np.int64), minlength=_MOST_CLASSES + 1)
-    return counts, np.array([np.count_nonzero(~np.isfinite(targets)), np.count_nonzero(~whole)])
+    return counts, np.array([np.count_nonzero(~whole)])
 
 
 def _as_signs(examples: Examples) -> Examples:

@@ -25,7 +25,7 @@ _PARTS, _SPLIT_FROM, _ENTRIES_PER_SUM = 4, 1_000_000, 8
 """Into how many parts rows are cut for threads, and from how many entries on: in all, and for each
 of the sums, which every part has for itself."""
 
-_quiet = np.errstate(over="ignore", invalid="ignore")
+quiet = np.errstate(over="ignore", invalid="ignore")
 """A warning of an overflow would reveal a private row; the kernels leave such rows out."""
 
 
@@ -87,7 +87,7 @@ class DenseRows:
         """Positive entries, and beside them the sizes of negative ones."""
         return DenseRows(np.hstack([np.maximum(self.array, 0.0), np.maximum(-self.array, 0.0)]))
 
-    @_quiet
+    @quiet
     def standardized(self, centre: Vector, unit: Vector, constant: bool) -> DenseRows:
         """(a_j - centre_j)/unit_j in all columns, and optionally a last column of ones.
 
@@ -168,7 +168,7 @@ class SparseRows:
         """⟨a_i, x⟩ of every row; for x of shape (d, k) of shape (n, k)."""
         return _margins(self, x)
 
-    @_quiet
+    @quiet
     def centred(self, columns: NDArray[Any], centre: Vector) -> DenseRows:
         """These columns, with their zeros, minus their centres."""
         return DenseRows(np.ascontiguousarray(self.matrix[:, columns].toarray() - centre))

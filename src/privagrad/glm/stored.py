@@ -91,6 +91,7 @@ class StoredPartitions:
     def _of_rows(
         self, rows: NDArray[np.int64], function: Callable[..., Sums], arguments: tuple[Any, ...]
     ) -> Sums:
+        self._require_whole()
         rows, whole = np.sort(rows), Examples(self.rows, self.targets)
         found = []
         for first in range(0, max(rows.size, 1), _TOGETHER):
@@ -109,11 +110,27 @@ class StoredPartitions:
         with ThreadPoolExecutor(1) as reader:
             coming: Future[None] | None = None
             for (first, stop), after in zip(places, [*places[1:], None], strict=True):
+                self._require_whole()
                 if coming is not None:
                     coming.result()
                 coming = None if after is None else reader.submit(self._read, *after)
                 yield first, Examples(self.rows.part(first, stop), self.targets[first:stop])
                 self._forget(first, stop)
+
+    def _require_whole(self) -> None:
+        """Refuse files that were cut off since they were mapped: reading on would end the process.
+
+        Between this look and the reading they may still be.
+        """
+        rows = self.rows
+        arrays = [rows.array] if isinstance(rows, DenseRows) else [rows.data, rows.indices]
+        for mapped in map(_map_of, [*arrays, self.targets]):
+            if mapped is not None and mapped.size() < len(mapped):
+                raise RuntimeError(
+                    f"Expected a mapped file of {len(mapped)} bytes or more, found one that was "
+                    f"cut off to {mapped.size()}: what was released stays charged; start again "
+                    "with files that stay as they are."
+                )
 
     def _forget(self, first: int, stop: int) -> None:
         for array in self._within(first, stop):
@@ -184,10 +201,14 @@ def forget(array: NDArray[Any]) -> None:
 
 
 def _map_of(array: NDArray[Any]) -> mmap.mmap | None:
-    """The shared mapping that an array is a view of; None if it is none."""
+    """The shared mapping of a file that an array is a view of; None if it is none.
+
+    Of a private one (mode "c"), and of what may be one, pages cannot be let go of: what was written
+    to them is in memory alone.
+    """
     base: Any = array
+    shared = False
     while isinstance(base, np.ndarray):
-        if isinstance(base, np.memmap) and base.mode == "c":
-            return None  # what was written to it is in memory alone
+        shared |= isinstance(base, np.memmap) and base.mode in ("r", "r+", "w+")
         base = base.base
-    return base if isinstance(base, mmap.mmap) else None
+    return base if shared and isinstance(base, mmap.mmap) else None

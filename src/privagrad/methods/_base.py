@@ -122,7 +122,9 @@ class Setting:
         """The standard deviation of the noise in a coordinate of a private gradient."""
         if not isinstance(self.ellipsoid, Ellipsoid):
             return 0.0
-        noise: Vector = self.noise_multiplier / self.batches.batch_size * self.ellipsoid.noise_std
+        noise: Vector = (
+            self.noise_multiplier / self.batches.expected_size * self.ellipsoid.noise_std
+        )
         return noise
 
 

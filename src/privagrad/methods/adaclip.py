@@ -95,7 +95,7 @@ class AdaCliP(sgd.SGD):
     def _learn(self, state: _State, gradient: Vector) -> None:
         setting, kept = state.setting, self.scale_memory
         off = gradient - state.mean
-        batch_size = setting.batches.batch_size
+        batch_size = setting.batches.expected_size
         noise = state.width * (setting.noise_multiplier / batch_size)
         seen = batch_size * (off**2 - noise**2)
         state.variance = kept * state.variance + (1 - kept) * seen

@@ -51,7 +51,7 @@ class HistoryPAGAN(PAGAN):
 
     def _learn(self, state: _State, ellipsoid: Ellipsoid, gradient: Vector) -> None:
         setting, history = state.setting, state.history
-        batch_size = setting.batches.batch_size
+        batch_size = setting.batches.expected_size
         noise = np.square(setting.noise_multiplier / batch_size * ellipsoid.noise_std)
         if history is None or not history.add(gradient.copy(), noise):
             return

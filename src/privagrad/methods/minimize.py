@@ -233,6 +233,8 @@ def _gradients(
         opened = _opened(X, y)
         if isinstance(opened, PartitionedExamples):
             _require_sums(rule, groups)
+            if y is None and (is_dask(X) or isinstance(X, np.ndarray)):
+                kind.targets(None, 0)  # refused, unless the loss needs none
             return PartitionedGradients.of(kind, opened)
         if opened is None:
             rows, targets = as_rows(X), as_targets(y)

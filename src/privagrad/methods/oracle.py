@@ -92,7 +92,7 @@ class GradientOracle:
             total.fill(0.0)
             _, nonfinite = self.gradients.add_plain(total, x, batch, self.pool)
             self._count(batch, nonfinite=nonfinite)
-            total /= self.setting.batches.batch_size
+            total /= self.setting.batches.expected_size
             return total
         if ellipsoid is None:
             raise ValueError("Expected an ellipsoid to bound private gradients to, found None.")
@@ -114,7 +114,7 @@ class GradientOracle:
         left_out = batch.size - len(gradients)
         if not self.private:
             self._count(batch, nonfinite=left_out)
-            return np.asarray(vectors.sum(axis=0) / self.setting.batches.batch_size)
+            return np.asarray(vectors.sum(axis=0) / self.setting.batches.expected_size)
         mechanism = self._mechanism(dim)
         bounded = mechanism.sum()
         bounded.add(vectors)
@@ -177,7 +177,7 @@ class GradientOracle:
         self.released = batch
 
     def _mechanism(self, dim: int) -> GaussianSum:
-        size = self.setting.batches.batch_size
+        size = self.setting.batches.expected_size
         return GaussianSum(dim, self.setting.noise_multiplier, size, self.gradients.slack(size))
 
     def _count(self, batch: Rows, clipped: int = 0, nonfinite: int = 0) -> None:

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
+from threading import Lock
 from typing import Any, Literal
 
 import numpy as np
@@ -51,7 +52,7 @@ class Batches:
     n_examples : int
         The number of rows.
     batch_size : int
-        The expected number of rows of a step.
+        The expected number of rows of a step; when allocated, up to the rounding of `epoch`.
     steps : int
         The number of steps.
     sampling : {"poisson", "with_replacement", "without_replacement", "random_allocation"} or None
@@ -67,6 +68,12 @@ class Batches:
     def epoch(self) -> int:
         """The steps in which a row is seen once on average; when allocated, exactly once."""
         return max(1, round(self.n_examples / self.batch_size))
+
+    @property
+    def expected_size(self) -> float:
+        """The expected number of rows of a step, which sums are divided by."""
+        allocated = self.sampling == "random_allocation"
+        return self.n_examples / self.epoch if allocated else self.batch_size
 
     @property
     def rate(self) -> float:
@@ -96,8 +103,9 @@ class Samples:
     ``"random_allocation"``: in every epoch of `Batches.epoch` steps, every row is in exactly one
     step, which is uniformly random and independent of all other rows. None: all rows, every time.
 
-    Time and memory are of the order of the batches, but for a part for each block. An allocation
-    takes time of the order of the rows for each chunk of steps.
+    Several threads may ask for rows at once. Time and memory are of the order of the batches, but
+    for a part for each block. An allocation takes time of the order of the rows for each chunk of
+    steps.
     """
 
     def __init__(self, batches: Batches, key: int) -> None:
@@ -114,6 +122,8 @@ class Samples:
             self._per_chunk = max(1, min(batches.steps, _CHUNK // per_step))
         self._chunk, self._sizes = -1, np.empty((0, 0), dtype=np.int64)
         self._drawn: dict[int, list[Rows]] = {}
+        # A chunk that another thread closes would leave the sizes of one with the rows of another.
+        self._turn = Lock()
 
     def __reduce__(self) -> Any:
         return samples_of, (self.batches, self.key)
@@ -141,17 +151,13 @@ class Samples:
         """The rows of a step with numbers from `first` to before `stop`."""
         batches = self.batches
         stop = batches.n_examples if stop is None else stop
-        if batches.sampling is None:
+        if batches.sampling is None or first == stop:
             return np.arange(first, stop)
-        if first == stop:
-            return np.empty(0, dtype=np.int64)
-        place = self._open(step)
-        if self._edges.size == 2:
-            found = self._block(0)[place]
-        else:
-            low, high = first // self._width, -(-stop // self._width)
-            parts = [self._block(block)[place] for block in range(low, high)]
-            found = np.concatenate(parts) if len(parts) > 1 else parts[0]
+        blocks = range(first // self._width, -(-stop // self._width))
+        with self._turn:
+            place = self._open(step)
+            parts = [self._block(block)[place] for block in blocks]
+        found = np.concatenate(parts) if len(parts) > 1 else parts[0]
         if first == 0 and stop == batches.n_examples:
             return found
         return found[(found >= first) & (found < stop)]
@@ -186,7 +192,8 @@ class Samples:
             return
         sizes = self._sizes[:, block]
         if not sizes.any():
-            yield from [np.empty(0, dtype=np.int64)] * sizes.size
+            # The oracle tells batches apart by which array they are.
+            yield from (np.empty(0, dtype=np.int64) for _ in sizes)
             return
         generator = self._generator(self._chunk, 1 + block)
         if batches.sampling == "with_replacement":

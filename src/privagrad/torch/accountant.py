@@ -144,15 +144,19 @@ class Accountant:
 
     def resume(self, state: dict[str, Any], checkpoint: Path) -> None:
         """Continue from a checkpoint: count its releases and all made from it since."""
+        # The same in all processes of a training, whose notes of one release count once.
+        run = uuid.uuid5(uuid.UUID(self.run), "resumed").hex
         try:
             self._count(state)
             for record in journal.records(self.follow(checkpoint)):
-                self._count_one(record)
+                # What a faster process has noted of this run, this one charges itself.
+                if record["run"] != run:
+                    self._count_one(record)
         except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(
                 f"Expected the releases of {checkpoint.name}, found damaged ones: {error!r}."
             ) from error
-        self.run = uuid.uuid4().hex
+        self.run = run
 
     def _count(self, state: dict[str, Any]) -> None:
         """Count the releases of an account as it was saved."""

@@ -58,6 +58,11 @@ def refuse_shared_streams(processes: Processes, source: RandomSource) -> None:
         )
 
 
+def agreed_run(processes: Processes, run: str) -> str:
+    """The first process's name of the run: what all of them note of a release counts once."""
+    return run if processes.count == 1 else str(processes.gathered_objects(run)[0])
+
+
 def agreed_seed(processes: Processes, source: RandomSource) -> bool:
     """Whether any process has seeded noise."""
     return any(flag for (flag,) in processes.gathered([source.seeded]))

@@ -21,6 +21,7 @@ from privagrad.privacy.users import MOST_ROWS
 from privagrad.torch import checkpoints
 from privagrad.torch.accountant import Accountant
 from privagrad.torch.agreement import (
+    agreed_run,
     agreed_seed,
     description,
     refuse_differences,
@@ -230,6 +231,7 @@ class PrivacyEngine:
         chosen.agree(processes)
         bounds.agree(processes)
         self.seeded |= agreed_seed(processes, source)
+        self.accountant.run = agreed_run(processes, self.accountant.run)
         self._noises.add(source.noise)
         # Refuses samplings that cannot be composed, before anything is released.
         PrivacyPlan((*self.accountant.events, sampling.event))
