@@ -21,7 +21,6 @@ from privagrad.distributed.worker import OPERATION, Answer, Branch, ask
 from privagrad.glm.examples import Examples, PartitionedExamples
 from privagrad.privacy.ledger import Ledger
 from tests.distributed.cases import Load, cut, fitted, loaders, same, table
-from tests.distributed.conftest import started
 from tests.distributed.test_partitions import counted
 
 
@@ -97,13 +96,6 @@ def test_a_fit_with_a_killed_worker_is_the_same_and_charged_once(
     assert once == again
     assert [state for state, _ in again] == ["reserved", "finished"]
     assert ledger.account("cluster").spent <= 1.0
-
-
-@pytest.fixture
-def lone() -> Iterator[tuple[Client, LocalCluster]]:
-    """A cluster of one worker."""
-    with started(1, processes=False) as cluster, Client(cluster, set_as_default=False) as client:
-        yield client, cluster
 
 
 def stop_all(client: Client, cluster: LocalCluster) -> None:

@@ -138,15 +138,8 @@ class ClusterFiles:
     @cached_property
     def _found(self) -> tuple[bool, list[SeenFile]]:
         """Whether it is a folder, and its files."""
-        try:
-            folder, paths = asked_of_a_worker(self.client, files_there, self.path)
-            return folder, gathered(self.client, self.client.map(SeenFile.of, paths, pure=False))
-        except FileNotFoundError:
-            raise FileNotFoundError(
-                f"Expected a table that every worker reads at {self.path}, found nothing there on "
-                "one of them: put it where all workers see it under the same path. Nothing was "
-                "spent."
-            ) from None
+        folder, paths = asked_of_a_worker(self.client, files_there, self.path)
+        return folder, gathered(self.client, self.client.map(SeenFile.of, paths, pure=False))
 
     @property
     def _threads(self) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -34,7 +35,7 @@ class SeenFile:
     @classmethod
     def of(cls, path: Path) -> SeenFile:
         """The file as it is now."""
-        before = path.stat()
+        before = _stat(path)
         found = fingerprint(path)
         seen = cls(path, before.st_size, before.st_mtime_ns, found)
         seen.require_same()
@@ -42,7 +43,7 @@ class SeenFile:
 
     def require_same(self) -> None:
         """Refuse a file of other content. That of another machine may have another time."""
-        now = self.path.stat()
+        now = _stat(self.path)
         if now.st_size == self.size and (
             now.st_mtime_ns == self.changed
             or _fingerprint(self.path, now.st_size, now.st_mtime_ns) == self.fingerprint
@@ -99,6 +100,7 @@ class LinePiece:
 
 def files_there(path: Path) -> tuple[bool, list[Path]]:
     """Whether a table is a folder, and its files, on the machine that this runs on."""
+    _stat(path)
     require_table(path)
     return path.is_dir(), files_of(path)
 
@@ -127,6 +129,16 @@ def _encoded(schema: Schema, numbers: Any, codes: Any) -> DenseRows | SparseRows
     if not encoding.sparse:
         return DenseRows(X)
     return SparseRows(X.data, X.indices, X.indptr, len(encoding.names))
+
+
+def _stat(path: Path) -> os.stat_result:
+    try:
+        return path.stat()
+    except FileNotFoundError:
+        raise FileNotFoundError(
+            f"Expected a table that every worker reads at {path}, found nothing there on one of "
+            "them: put it where all workers see it under the same path."
+        ) from None
 
 
 @lru_cache(maxsize=256)

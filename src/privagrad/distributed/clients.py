@@ -14,11 +14,17 @@ from distributed import Client, KilledWorker, Security
 from distributed.comm.core import connect
 
 from privagrad._internal.errors import ClusterError
+from privagrad.distributed.worker import version_here
 
 _SECONDS = 5.0
 """So long a scheduler may take to answer, and workers to come."""
 
 _SHOWN = 5
+
+NO_SCHEDULER = (
+    "Expected answers of the cluster, found the connection to its scheduler lost: start it again, "
+    "with its workers. What was released before stays charged."
+)
 
 
 @contextmanager
@@ -43,10 +49,7 @@ def gathered(client: Any, futures: Sequence[Any]) -> list[Any]:
             "workers more memory, or make partitions smaller."
         ) from error
     except CancelledError as error:
-        raise ClusterError(
-            "Expected answers of the cluster, found the connection to its scheduler lost: start "
-            "it again, with its workers."
-        ) from error
+        raise ClusterError(NO_SCHEDULER) from error
     return found
 
 
@@ -83,7 +86,7 @@ def _require_workers(client: Client, address: str) -> None:
             f"Expected workers at the scheduler {address}, found none within {_SECONDS:g} "
             f"seconds: start some with dask worker {address}. Nothing was spent."
         ) from None
-    own = version_of("privagrad")
+    own = version_here()
     told: dict[str, Any] = client.run(version_of, "privagrad", on_error="return")
     strange = [
         f"{'none' if isinstance(found, PackageNotFoundError) else found} on {worker}"

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from privagrad._internal.errors import ClusterError
 from privagrad._internal.validate import Vector
-from privagrad.distributed.clients import gathered
+from privagrad.distributed.clients import NO_SCHEDULER, gathered
 from privagrad.distributed.worker import (
     Answer,
     Branch,
@@ -242,6 +242,8 @@ class ClusterPartitions:
     async def _require_possible(self, number: int) -> None:
         """Raise what hinders a partition from being loaded, if something does."""
         future = self._futures[number]
+        if self._client.status != "running":
+            raise ClusterError(NO_SCHEDULER)
         if future.status == "cancelled":
             raise ClusterError(
                 f"Expected partition {number} on the cluster, found it lost with its worker, and "
