@@ -7,12 +7,11 @@ measured too; docs/scale.md has the formulas and what they say where nothing can
 from __future__ import annotations
 
 import argparse
-import math
 import statistics
 import sys
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,9 +25,10 @@ _BYTES_A_NUMBER = 8
 
 @dataclass(frozen=True)
 class Constants:
-    """Seconds: of a step, of an entry of a row that is read, of a coordinate of x."""
+    """Seconds: of a step, of a row, of an entry of a row that is read, of a coordinate of x."""
 
     step: float
+    row: float
     entry: float
     coordinate: float
 
@@ -65,11 +65,40 @@ class Setting:
         first = min(self.fan_out, self.workers) if self.workers > 1 else 0
         return 2 * first * self.dim * _BYTES_A_NUMBER
 
+    def seconds_of_work(self, constants: Constants) -> float:
+        """Of a worker on its rows."""
+        return constants.entry * self.entries_a_worker + constants.row * self.rows / self.workers
+
     def seconds(self, constants: Constants) -> float:
-        work = constants.entry * self.entries_a_worker
+        work = self.seconds_of_work(constants)
         centre = constants.coordinate * self.dim + constants.step
         travel = self.levels * (self.message + self.bytes_at_the_centre * self.byte)
         return work + centre + travel
+
+
+_FITTED = {
+    "dense": [
+        Setting(1, 10, 10), Setting(50_000, 5, 5), Setting(10_000, 400, 400),
+        Setting(1, 200_000, 200_000),
+    ],
+    "CSR": [
+        Setting(1, 10, 10), Setting(50_000, 5, 1000), Setting(10_000, 400, 1000),
+        Setting(100, 50, 200_000),
+    ],
+}  # fmt: skip
+"""The sizes that the constants come from."""
+
+_CHECKED = {
+    "dense": [
+        Setting(5000, 50, 50), Setting(20_000, 200, 200), Setting(100_000, 20, 20),
+        Setting(500, 2000, 2000), Setting(5, 100_000, 100_000),
+    ],
+    "CSR": [
+        Setting(5000, 50, 2000), Setting(20_000, 200, 2000), Setting(100_000, 20, 500),
+        Setting(10_000, 50, 100_000), Setting(2000, 100, 500_000),
+    ],
+}  # fmt: skip
+"""The sizes that they predict."""
 
 
 def run(arguments: list[str]) -> dict[str, Any]:
@@ -79,15 +108,16 @@ def run(arguments: list[str]) -> dict[str, Any]:
     warnings.simplefilter("ignore")
     found: dict[str, Any] = {}
     for name, table in (("dense", _dense), ("CSR", _sparse)):
-        constants = _constants(table, turns)
-        found[name] = {"constants": vars(constants), "checked": _checked(table, constants, turns)}
+        constants = _constants(table, _FITTED[name], turns)
+        checked = _checked(table, _CHECKED[name], constants, turns)
+        found[name] = {"constants": vars(constants), "checked": checked}
         print(name, constants, *found[name]["checked"], sep="\n", file=sys.stderr)
     sparse = Constants(**found["CSR"]["constants"])
     # 10 Gb/s and 2 ms a message, which are assumed.
     large = Setting(0.2 * 1e9, 100, 1e6, workers=1000, byte=0.8e-9, message=2e-3)
     found["1e9 rows, 1e6 columns, 1000 workers"] = {
         "entries a worker": large.entries_a_worker,
-        "seconds of work": sparse.entry * large.entries_a_worker,
+        "seconds of work": large.seconds_of_work(sparse),
         "seconds at the centre": sparse.coordinate * large.dim,
         "bytes at the centre": large.bytes_at_the_centre,
         "levels": large.levels,
@@ -96,19 +126,16 @@ def run(arguments: list[str]) -> dict[str, Any]:
     return found
 
 
-def _constants(table: Callable[..., Any], turns: int) -> Constants:
-    """From three sizes: next to nothing, many rows, many coordinates."""
-    empty = _measured(table, Setting(1, 10, 10), turns)
-    rows = Setting(40_000, 50, 1000)
-    wide = Setting(100, 50, 200_000)
-    coordinate = (_measured(table, wide, turns) - empty) / wide.dim
-    work = _measured(table, rows, turns) - empty - coordinate * rows.dim
-    return Constants(empty, work / rows.entries_a_worker, coordinate)
+def _constants(table: Callable[..., Any], sizes: Sequence[Setting], turns: int) -> Constants:
+    """From four sizes: next to nothing, many rows, many entries, many coordinates."""
+    terms = [[1.0, size.rows, size.entries_a_worker, size.dim] for size in sizes]
+    seconds = [_measured(table, size, turns) for size in sizes]
+    return Constants(*np.linalg.solve(terms, seconds).tolist())
 
 
-def _checked(table: Callable[..., Any], constants: Constants, turns: int) -> list[dict[str, float]]:
-    sizes = [Setting(5000, 50, 2000), Setting(20_000, 200, 2000), Setting(10_000, 50, 100_000),
-             Setting(100_000, 20, 500), Setting(2000, 100, 500_000)]  # fmt: skip
+def _checked(
+    table: Callable[..., Any], sizes: Sequence[Setting], constants: Constants, turns: int
+) -> list[dict[str, float]]:
     found = []
     for size in sizes:
         seconds = _measured(table, size, turns)
@@ -121,8 +148,7 @@ def _checked(table: Callable[..., Any], constants: Constants, turns: int) -> lis
 
 def _measured(table: Callable[..., Any], size: Setting, turns: int) -> float:
     """Median seconds of a step of DP-SGD on so many sampled rows."""
-    X = table(int(size.rows), int(size.entries), int(size.dim))
-    dim = X.shape[1]
+    X, dim = table(int(size.rows), int(size.entries), int(size.dim)), int(size.dim)
     steps = max(6, int(0.2 / (size.rows * size.entries * 3e-9 + dim * 2e-8 + 1e-5)))
     marks: list[float] = []
     found = []
@@ -139,13 +165,12 @@ def _measured(table: Callable[..., Any], size: Setting, turns: int) -> float:
 
 
 def _dense(rows: int, entries: int, dim: int) -> Any:
-    """Dense rows have as many entries as there are columns: so many rows that the entries agree."""
-    count = max(1, math.ceil(rows * entries / dim))
-    return np.random.default_rng(0).standard_normal((max(2 * count, 2), dim))
+    """Twice as many rows as a step takes; they have as many entries as there are columns."""
+    return np.random.default_rng(0).standard_normal((2 * rows, dim))
 
 
 def _sparse(rows: int, entries: int, dim: int) -> Any:
-    rng, n = np.random.default_rng(0), max(2 * rows, 2)
+    rng, n = np.random.default_rng(0), 2 * rows
     step = max(dim // entries, 1)
     columns = np.arange(entries) * step % dim + rng.integers(step, size=(n, entries))
     starts = np.arange(n + 1) * entries

@@ -13,6 +13,7 @@ from privagrad.glm.examples import Examples, PartitionedExamples
 from privagrad.glm.losses import Loss
 from privagrad.glm.rows import as_rows
 from privagrad.linear import Choices, LinearModel, Problem, plan_fit, run_fit
+from privagrad.linear.least_squares import Solver
 from privagrad.privacy.noise import random_source
 
 
@@ -57,7 +58,7 @@ def fitted(
     steps: int | None = 20,
 ) -> LinearModel:  # fmt: skip
     """A whole private fit of a linear model, with everything that it asks of rows."""
-    squares = "moments" if loss == "squares" else None
+    squares: Solver | None = "moments" if loss == "squares" else None
     problem = Problem(Loss("huber" if squares else loss), examples, squares=squares)
     choices = Choices() if squares else Choices(steps=steps)
     plan = plan_fit(problem.facts, 2.0, 1e-5, choices, evaluated=True)

@@ -1,4 +1,8 @@
-"""One cluster of two processes for most tests: it listens on the loopback interface alone."""
+"""One cluster of two processes for most tests: it listens on the loopback interface alone.
+
+It is closed after each module. Its threads draw from Python's `random`, which tests by Hypothesis,
+here in modules without a cluster, must have for themselves.
+"""
 
 import contextlib
 import os
@@ -17,7 +21,7 @@ def started(workers: int, *, processes: bool) -> LocalCluster:
     )  # fmt: skip
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def cluster() -> Iterator[LocalCluster]:
     with started(2, processes=True) as cluster:
         yield cluster
@@ -43,7 +47,7 @@ def wait_for_all(client: Client, cluster: LocalCluster) -> None:
     pytest.fail("Expected the cluster's workers to start again, found some missing.")
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def threads() -> Iterator[LocalCluster]:
     with started(7, processes=False) as cluster:
         yield cluster

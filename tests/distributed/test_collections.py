@@ -18,7 +18,7 @@ from privagrad.glm.examples import Examples, PartitionedExamples, Sums
 from tests.distributed.cases import table
 
 ROWS = table()
-X, Y = ROWS.rows.array, ROWS.targets
+X, Y = ROWS.rows.matrix, ROWS.targets
 
 
 def moments(examples: Examples) -> Sums:
@@ -79,7 +79,7 @@ def test_single_precision_and_whole_numbers(client: Client) -> None:
 
 
 def dtypes(examples: Examples, expected: str) -> Sums:
-    return (np.array([examples.rows.array.dtype != expected]).astype(int),)
+    return (np.array([examples.rows.matrix.dtype != expected]).astype(int),)
 
 
 def frame() -> Any:

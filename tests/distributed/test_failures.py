@@ -13,7 +13,7 @@ import dask.array as da
 import numpy as np
 import pytest
 from distributed import Client, LocalCluster
-from distributed.comm import CommClosedError
+from distributed.comm.core import CommClosedError
 
 import privagrad as pg
 from privagrad.distributed import ClusterPartitions, from_dask, partitions
@@ -59,7 +59,7 @@ def test_a_run_survives_killed_workers(
     rows = PartitionedExamples.of(ClusterPartitions.load(client, loaders(100, 400, 800)))
     examples = table()
     told: dict[str, Any] = {"epsilon": 1.0, "steps": 40, "batch_size": 90, "step_size": 0.1}
-    one = pg.minimize("logistic", examples.rows.array, examples.targets, random_state=5, **told)
+    one = pg.minimize("logistic", examples.rows.matrix, examples.targets, random_state=5, **told)
     killed = kill_at(monkeypatch, cluster, *messages)
     other = pg.minimize("logistic", rows, random_state=5, **told)
     assert len(killed) == len(messages)
@@ -71,7 +71,7 @@ def test_a_fit_with_a_killed_worker_is_the_same_and_charged_once(
     client: Client, cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """What was kept, the standardised columns, is there again too."""
-    X, y = table().rows.array, table().targets
+    X, y = table().rows.matrix, table().targets
     collections = da.from_array(X, chunks=(300, -1)), da.from_array(y, chunks=300)
     killed = kill_at(monkeypatch, cluster, 25)
     models, ledger = [], Ledger(tmp_path / "ledger")
@@ -248,7 +248,7 @@ def test_a_worker_that_hangs_and_is_given_up_is_not_waited_for(
             known = await real.ncores(**({} if workers is None else {"workers": workers}))
             return {address: n for address, n in known.items() if address not in slow}
 
-    real = seven.scheduler
+    real: Any = seven.scheduler
     monkeypatch.setattr(partitions, "ask", hanging)
     monkeypatch.setattr(partitions, "_WATCH", 0.05)
     monkeypatch.setattr(seven, "scheduler", Scheduler())

@@ -9,6 +9,7 @@ import privagrad as pg
 from privagrad.distributed.partitions import _tree
 from privagrad.distributed.worker import Answer, Branch, Place, together
 from privagrad.glm.examples import MemoryPartitions, PartitionedExamples
+from privagrad.privacy.sampling import Sampling
 from tests.distributed.cases import cut, fitted, same, table
 
 EDGES = st.lists(st.integers(0, 900), max_size=6)
@@ -21,7 +22,7 @@ EDGES = st.lists(st.integers(0, 900), max_size=6)
     seed=st.integers(0, 100),
 )
 def test_iterates_do_not_depend_on_partitions(
-    edges: list[int], sampling: str, sparse: bool, seed: int
+    edges: list[int], sampling: Sampling, sparse: bool, seed: int
 ) -> None:
     examples = table(sparse=sparse)
     parts = PartitionedExamples.of(MemoryPartitions(cut(examples, edges)))

@@ -84,6 +84,7 @@ def test_every_part_of_the_rows_can_draw_its_own(data, sampling):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("privagrad.privacy.sampling._BLOCK", data.draw(st.integers(7, 500)))
         patch.setattr("privagrad.privacy.sampling._CHUNK", data.draw(st.integers(1, 900)))
+        samples_of.cache_clear()
         samples = batches(sampling, n, size, steps, random_source(1).sampler)
         elsewhere = pickle.loads(pickle.dumps(samples))
         step = data.draw(st.integers(0, steps - 1))

@@ -143,6 +143,8 @@ class Samples:
         stop = batches.n_examples if stop is None else stop
         if batches.sampling is None:
             return np.arange(first, stop)
+        if first == stop:
+            return np.empty(0, dtype=np.int64)
         place = self._open(step)
         if self._edges.size == 2:
             found = self._block(0)[place]
