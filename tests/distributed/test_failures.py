@@ -146,6 +146,13 @@ def test_a_fit_waits_for_workers_but_not_forever(lone: tuple[Client, LocalCluste
     assert held.total(counted, sample=None)[0][0] == 900
 
 
+def test_a_lost_scheduler_is_called_so(lone: tuple[Client, LocalCluster]) -> None:
+    held = ClusterPartitions.load(lone[0], loaders())
+    lone[0].close()
+    with pytest.raises(RuntimeError, match=r"connection to its scheduler lost.*stays charged"):
+        asyncio.run(held._located([0]))
+
+
 class Faults:
     """What goes wrong at workers: by the number of the answer, counted over all of them."""
 
