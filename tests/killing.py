@@ -22,9 +22,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from privagrad.data import files as files_module
 from privagrad.fitting import FitRequest, fingerprint, prepare, run
 from privagrad.fitting import fit as fit_module
-from privagrad.fitting import plan as plan_module
 from privagrad.fitting import save as save_module
 from privagrad.linear import Choices
 from privagrad.privacy.events import GaussianEvent
@@ -108,7 +108,7 @@ class Points:
             (shutil, "copyfile"),
             (shutil, "rmtree"),
             (hashlib, "file_digest"),
-            (plan_module, "open_table"),
+            (files_module, "open_table"),
             (save_module, "save_model"),
         ]
         for owner, name in patches:

@@ -58,3 +58,10 @@ def seven(threads: LocalCluster) -> Iterator[Client]:
     """A client of seven workers, which are threads of this process."""
     with Client(threads, set_as_default=False) as client:
         yield client
+
+
+@pytest.fixture
+def lone() -> Iterator[tuple[Client, LocalCluster]]:
+    """A cluster of one worker."""
+    with started(1, processes=False) as cluster, Client(cluster, set_as_default=False) as client:
+        yield client, cluster

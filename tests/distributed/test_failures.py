@@ -21,7 +21,6 @@ from privagrad.distributed.worker import OPERATION, Answer, Branch, ask
 from privagrad.glm.examples import Examples, PartitionedExamples
 from privagrad.privacy.ledger import Ledger
 from tests.distributed.cases import Load, cut, fitted, loaders, same, table
-from tests.distributed.conftest import started
 from tests.distributed.test_partitions import counted
 
 
@@ -99,13 +98,6 @@ def test_a_fit_with_a_killed_worker_is_the_same_and_charged_once(
     assert ledger.account("cluster").spent <= 1.0
 
 
-@pytest.fixture
-def lone() -> Iterator[tuple[Client, LocalCluster]]:
-    """A cluster of one worker."""
-    with started(1, processes=False) as cluster, Client(cluster, set_as_default=False) as client:
-        yield client, cluster
-
-
 def stop_all(client: Client, cluster: LocalCluster) -> None:
     cluster.scale(0)
     while client.nthreads():
@@ -152,6 +144,13 @@ def test_a_fit_waits_for_workers_but_not_forever(lone: tuple[Client, LocalCluste
         held.total(counted, sample=None)
     start(*lone)
     assert held.total(counted, sample=None)[0][0] == 900
+
+
+def test_a_lost_scheduler_is_called_so(lone: tuple[Client, LocalCluster]) -> None:
+    held = ClusterPartitions.load(lone[0], loaders())
+    lone[0].close()
+    with pytest.raises(RuntimeError, match=r"connection to its scheduler lost.*stays charged"):
+        asyncio.run(held._located([0]))
 
 
 class Faults:

@@ -333,7 +333,7 @@ def test_copies_of_rows_do_not_outlive_their_reading(tmp_path, monkeypatch, fail
             raise ValueError("Expected a table.")
         return open_table(path, schema)
 
-    monkeypatch.setattr("privagrad.fitting.plan.open_table", opened)
+    monkeypatch.setattr("privagrad.data.files.open_table", opened)
     with pytest.raises(ValueError, match="a table") if fails else nullcontext():
         prepare(asked)
     [folder] = folders

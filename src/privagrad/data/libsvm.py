@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -73,19 +74,23 @@ class LibsvmTable(Table):
 def open_libsvm(path: Path, schema: Schema, columns: int | None = None) -> LibsvmTable:
     """A LIBSVM file as a table; `columns` as for `read_libsvm`."""
     rows, labels = read_rows(path, columns)
-    target = schema.column(LABEL)
-    counts: dict[str, Counter[str]] = {}
-    y = labels
-    if target.kind == "category":
-        values, places, times = np.unique(labels, return_inverse=True, return_counts=True)
-        texts = [f"{value:g}" for value in values]
-        if not target.categories:
-            counts[LABEL] = Counter()
-            for text, count in zip(texts, times.tolist(), strict=True):
-                counts[LABEL][text] += count
-        numbers = {text: k for k, text in enumerate(counts.get(LABEL, target.categories))}
-        y = np.array([numbers.get(text, -1) for text in texts], dtype=np.float64)[places]
+    y, counts = targets_of(labels, schema.column(LABEL))
     return LibsvmTable(schema, y, counts, rows)
+
+
+def targets_of(labels: Vector, target: Column) -> tuple[Vector, dict[str, Counter[str]]]:
+    """Numbers, or codes of categories; labels that are to be discovered are counted."""
+    counts: dict[str, Counter[str]] = {}
+    if target.kind != "category":
+        return labels, counts
+    values, places, times = np.unique(labels, return_inverse=True, return_counts=True)
+    texts = [f"{value:g}" for value in values]
+    if not target.categories:
+        counts[LABEL] = Counter()
+        for text, count in zip(texts, times.tolist(), strict=True):
+            counts[LABEL][text] += count
+    numbers = {text: k for k, text in enumerate(counts.get(LABEL, target.categories))}
+    return np.array([numbers.get(text, -1) for text in texts], dtype=np.float64)[places], counts
 
 
 def read_libsvm(path: Path, columns: int | None = None) -> tuple[Any, Vector]:
@@ -97,13 +102,40 @@ def read_libsvm(path: Path, columns: int | None = None) -> tuple[Any, Vector]:
     return rows.matrix, labels
 
 
-def read_rows(path: Path, columns: int | None = None) -> tuple[SparseRows, Vector]:
-    """The rows and the labels; large files are parsed into files of numbers, part by part."""
+class Lines(NamedTuple):
+    """Some lines of a file: from a byte to before another one, and the number of the first."""
+
+    first: int
+    stop: int
+    number: int
+
+
+def cut(path: Path, size: int) -> list[Lines]:
+    """All lines of a file, in parts of about so many bytes."""
+    parts: list[Lines] = []
+    first = stop = 0
+    line = number = 1
+    for block in blocks_of(path):
+        stop += len(block)
+        line += block.count(b"\n")
+        if stop - first >= size:
+            parts.append(Lines(first, stop, number))
+            first, number = stop, line
+    return [*parts, Lines(first, stop, number)] if stop > first else parts
+
+
+def read_rows(
+    path: Path, columns: int | None = None, lines: Lines | None = None
+) -> tuple[SparseRows, Vector]:
+    """The rows and the labels; large files are parsed into files of numbers, part by part.
+
+    Only some `lines` may have no rows.
+    """
     labels, values = Spool(1, np.float64), Spool(1, np.float64)
     places, starts = Spool(1, np.int32), Spool(1, np.int64)
     starts.append(np.zeros((1, 1)))
-    largest, line = 0, 1
-    for block in _blocks(path):
+    largest, line = 0, 1 if lines is None else lines.number
+    for block in blocks_of(path, lines):
         found, counts, indices, entries = _parsed(block, path, line)
         line += block.count(b"\n")
         if indices.size and indices.min() < 1:
@@ -124,7 +156,7 @@ def read_rows(path: Path, columns: int | None = None) -> tuple[SparseRows, Vecto
         labels.append(found[:, None])
         values.append(part.data[:, None])
         places.append(part.indices[:, None])
-    if not labels.count:
+    if not labels.count and lines is None:
         raise _without_rows(path)
     dim = max(largest, 1) if columns is None else columns
     rows = SparseRows(values.column(), places.column(), starts.column(), dim)
@@ -143,11 +175,14 @@ def _canonical(counts: Integers, indices: Integers, entries: Vector) -> SparseRo
     return found
 
 
-def _blocks(path: Path) -> Iterator[bytes]:
-    """The lines of a file, some megabytes at a time."""
+def blocks_of(path: Path, lines: Lines | None = None) -> Iterator[bytes]:
+    """All lines of a file or some of them, some megabytes at a time."""
     with path.open("rb") as file:
-        rest = b""
-        while piece := file.read(_BLOCK):
+        rest, left = b"", sys.maxsize
+        if lines is not None:
+            left = lines.stop - file.seek(lines.first)
+        while piece := file.read(min(_BLOCK, left)):
+            left -= len(piece)
             rest += piece
             whole = rest.rfind(b"\n") + 1
             if whole:

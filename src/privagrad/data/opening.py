@@ -101,7 +101,7 @@ def numbers_of(X: Any, target: Any, kind: Any = "number") -> Schema:
         if is_libsvm(path):
             return libsvm_schema(kind)
         schema = infer_schema(path)
-        require_usual_numbers(schema, path)
+        require_usual_numbers(schema, path.name)
     else:
         types = _types(X).items()
         schema = Schema(tuple(typed_column(name, dtype) for name, dtype in types))

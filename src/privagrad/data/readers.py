@@ -121,7 +121,7 @@ def _schema_of_numbers(path: Path, target: str | None) -> Schema:
     if target is None:
         raise ValueError("Expected the target among the columns, found None: name it.")
     schema.column(target)
-    require_usual_numbers(schema, path)
+    require_usual_numbers(schema, path.name)
     for column in schema.columns:
         if column.kind != "number":
             what = "a numeric target" if column.name == target else "numeric columns only"

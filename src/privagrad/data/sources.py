@@ -51,6 +51,14 @@ def ending_of(path: Path) -> str:
     return name.suffix.lower()
 
 
+def is_plain(path: Path, schema: Schema) -> bool:
+    """Whether a file is read as it is: neither packed, nor a sheet, nor in another encoding."""
+    if ending_of(path) in FRAMES:
+        return True
+    excel, packed = ending_of(path) == EXCEL, path.suffix.lower() == ".gz"
+    return not excel and not packed and encoding_named(schema.encoding) in _UTF8
+
+
 @contextmanager
 def plain_text(path: Path, schema: Schema) -> Iterator[Path]:
     """The rows as a text file in UTF-8 of the same name: the file itself if it is one.
@@ -59,7 +67,7 @@ def plain_text(path: Path, schema: Schema) -> Iterator[Path]:
     """
     excel, packed = ending_of(path) == EXCEL, path.suffix.lower() == ".gz"
     encoding = encoding_named(schema.encoding)
-    if not excel and not packed and encoding in _UTF8:
+    if is_plain(path, schema):
         yield path
         return
     with TemporaryDirectory(prefix="privagrad-", ignore_cleanup_errors=True) as folder:

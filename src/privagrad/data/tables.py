@@ -28,6 +28,9 @@ from privagrad.privacy.users import Users
 CHUNK = 50_000
 """Rows that are in memory at once."""
 
+_LABELS = 2**20
+"""How many targets are looked at together."""
+
 _PIECES, _PIECE = 64, 2**16
 """A checksum reads about so many pieces of a buffer, of so many bytes each, at most."""
 
@@ -121,6 +124,16 @@ class Table(ABC):
     def marks(self) -> Marks | None:
         """A number for each row that its entries determine, for rows in memory. NOT private."""
         return None
+
+    def strange_labels(self) -> tuple[int, int]:
+        """How many rows have a label that is none of the stated ones, and the first one from 1."""
+        count = row = 0
+        for first in range(0, self.targets.size, _LABELS):
+            strange = np.flatnonzero(self.targets[first : first + _LABELS] < 0)
+            if strange.size and not count:
+                row = first + int(strange[0]) + 1
+            count += strange.size
+        return count, row
 
     def counts_of(self, rows: Integers) -> dict[str, Counter[str]]:
         """The `counts` of some rows alone."""

@@ -13,7 +13,9 @@ from distributed import KilledWorker
 from distributed.protocol.pickle import dumps
 from numpy.typing import NDArray
 
+from privagrad._internal.errors import ClusterError
 from privagrad._internal.validate import Vector
+from privagrad.distributed.clients import NO_SCHEDULER, gathered
 from privagrad.distributed.worker import (
     Answer,
     Branch,
@@ -105,7 +107,7 @@ class ClusterPartitions:
                 "another one with distributed.Client(address)."
             )
         client.register_plugin(PartitionPlugin())
-        shapes = client.gather(client.map(_facts, futures, pure=False))
+        shapes = gathered(client, client.map(_facts, futures, pure=False))
         kinds = Counter((dim, sparse) for _, dim, sparse in shapes)
         if len(kinds) != 1:
             found = ", ".join(f"{dim} columns" + " (CSR)" * sparse for dim, sparse in kinds)
@@ -157,7 +159,7 @@ class ClusterPartitions:
     def labels(self) -> NDArray[Any]:
         """The different targets, if these are labels of classes, which are public."""
         futures = self._client.map(_labels, self._futures, pure=False)
-        found: list[Vector] = self._client.gather(futures)
+        found: list[Vector] = gathered(self._client, futures)
         return np.unique(np.concatenate(found))
 
     async def _total(self, question: bytes) -> Sums:
@@ -179,7 +181,7 @@ class ClusterPartitions:
                 missing.difference_update(numbers)
                 fruitless = 0 if numbers else fruitless + 1
                 if missing and fruitless == _FRUITLESS:
-                    raise RuntimeError(
+                    raise ClusterError(
                         f"Expected {len(missing)} partitions to be added up, but the workers that "
                         f"had them were lost or did not answer, {fruitless} times in a row: "
                         f"{', '.join(branch.address for branch in branches)}. Check that the "
@@ -240,8 +242,10 @@ class ClusterPartitions:
     async def _require_possible(self, number: int) -> None:
         """Raise what hinders a partition from being loaded, if something does."""
         future = self._futures[number]
+        if self._client.status != "running":
+            raise ClusterError(NO_SCHEDULER)
         if future.status == "cancelled":
-            raise RuntimeError(
+            raise ClusterError(
                 f"Expected partition {number} on the cluster, found it lost with its worker, and "
                 f"no task that could load it again: it was scattered or cancelled. {_SOURCE}"
             )
@@ -249,7 +253,7 @@ class ClusterPartitions:
             try:
                 await future
             except KilledWorker as error:
-                raise RuntimeError(
+                raise ClusterError(
                     f"Expected partition {number} to be loaded, but every worker that tried to "
                     f"died: {error}. Give workers more memory, or make partitions smaller. What "
                     "was released before stays charged; this release was not made."
@@ -257,7 +261,7 @@ class ClusterPartitions:
 
     def _require_workers(self, idle: float) -> None:
         if idle > self._patience:
-            raise RuntimeError(
+            raise ClusterError(
                 f"Expected a worker to load partitions on, found none for {idle:.0f} seconds. "
                 "Start workers, then fit again. What was released before stays charged; this "
                 "release was not made."

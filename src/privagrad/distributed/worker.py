@@ -15,6 +15,7 @@ from distributed.core import send_recv
 from distributed.protocol.pickle import dumps, loads
 from distributed.protocol.serialize import to_serialize
 
+from privagrad._internal.errors import ClusterError
 from privagrad._internal.threads import at_most
 from privagrad.glm.examples import Examples, Sample, Sums
 from privagrad.glm.stored import added
@@ -102,7 +103,7 @@ class PartitionPlugin(WorkerPlugin):
 
     def _require_same(self, version: str) -> None:
         if version != (own := version_here()):
-            raise RuntimeError(
+            raise ClusterError(
                 f"Expected privagrad {version} on every worker, as on the client; found "
                 f"{own} on {self._worker.address}: install the same version everywhere."
             )
@@ -118,7 +119,7 @@ class PartitionPlugin(WorkerPlugin):
 
     def _of(self, examples: Examples, place: Place, asked: Question) -> Answer:
         if examples.shape[0] != place.size:
-            raise RuntimeError(
+            raise ClusterError(
                 f"Expected {place.size} rows in partition {place.number} as before, found "
                 f"{examples.shape[0]} after it was loaded again. Its source has changed: what was "
                 "released stays charged; start again with rows that stay the same."

@@ -1,5 +1,6 @@
 """A model from rows: read, plan, reserve, fit, save, in this order."""
 
+from privagrad.data.files import fingerprint
 from privagrad.fitting.budget import require_no_budget
 from privagrad.fitting.checks import require_test_rows, require_writable, warn_if_weak
 from privagrad.fitting.evaluate import (
@@ -20,7 +21,6 @@ from privagrad.fitting.plan import (
 )
 from privagrad.fitting.request import LOSSES, FitRequest, Task
 from privagrad.fitting.settings import SQUARED, FitSettings
-from privagrad.fitting.snapshots import fingerprint, same_content
 
 __all__ = [
     "LOSSES",
@@ -47,6 +47,5 @@ __all__ = [
     "require_writable",
     "run",
     "run_evaluation",
-    "same_content",
     "warn_if_weak",
 ]

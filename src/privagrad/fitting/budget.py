@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from pathlib import Path
 
-from privagrad.fitting.snapshots import fingerprint
+from privagrad.data.files import LocalFiles, TableFiles
 from privagrad.privacy.accounting import PrivacyPlan
 from privagrad.privacy.events import Event, GaussianEvent
 from privagrad.privacy.ledger import NO_DELTA_LEFT, Account, BudgetError, Ledger, require_unit
@@ -43,16 +43,19 @@ def require_own_rows(ledger: Ledger, account: Account, content: str, name: str) 
     ledger.require_only_budget(account.name, content)
 
 
-def require_no_budget(ledger: Ledger | None, path: Path, what: str, advice: str) -> None:
+def require_no_budget(
+    ledger: Ledger | None, table: Path | TableFiles, what: str, advice: str
+) -> None:
     """Refuse a use that no budget pays for of rows that are known to have one.
 
     `advice` may hold the place {name} of the budget.
     """
     if ledger is None or not ledger.exists():
         return
-    if owners := ledger.owners(fingerprint(path)):
+    files = LocalFiles(table) if isinstance(table, Path) else table
+    if owners := ledger.owners(files.fingerprint()):
         raise ValueError(
-            f"Expected rows without a budget for {what}, found that {path.name} has that of "
+            f"Expected rows without a budget for {what}, found that {files.name} has that of "
             f"{owners[0]!r}. {advice.format(name=owners[0])} Nothing was spent."
         )
 

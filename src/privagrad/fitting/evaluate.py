@@ -12,6 +12,7 @@ import numpy as np
 
 from privagrad._internal import validate
 from privagrad._internal.validate import Vector
+from privagrad.data.files import fingerprint
 from privagrad.data.libsvm import is_libsvm, libsvm_schema, open_libsvm
 from privagrad.data.models import SavedModel
 from privagrad.data.readers import open_table, require_table
@@ -26,7 +27,7 @@ from privagrad.fitting.budget import (
 from privagrad.fitting.checks import require_delta_of, require_test_rows, warn_if_weak
 from privagrad.fitting.pose import require_stated_labels
 from privagrad.fitting.settings import loss_named
-from privagrad.fitting.snapshots import fingerprint, snapshot
+from privagrad.fitting.snapshots import snapshot
 from privagrad.glm.rows import as_rows
 from privagrad.linear import default_delta
 from privagrad.privacy.accounting import PrivacyPlan
@@ -212,7 +213,7 @@ def _predicted(request: EvaluationRequest, table: Table) -> Predicted:
     if request.epsilon is None:
         require_test_rows(table, name, stated=model.classes is not None and not discovered)
     elif model.classes is not None and not discovered:
-        require_stated_labels(table.targets, table.unit)
+        require_stated_labels(table)
     # Row by row, unlike `model.margins`: what one row contributes must not depend on the others.
     weights = np.ascontiguousarray(model.coef.T)
     parts = (as_rows(model.filled(part.X)).margins(weights) for part in table.parts())

@@ -13,6 +13,7 @@ from typing import cast
 
 from privagrad._internal import validate
 from privagrad.data.columns import Column, Schema
+from privagrad.data.files import LocalFiles
 from privagrad.data.frames import row_count
 from privagrad.data.readers import open_table, require_table
 from privagrad.data.tables import Table
@@ -98,7 +99,7 @@ def forecast_table(
     """
     account = account or _account(request)
     require_table(request.table)
-    schema, settings = complete(request, request.table)
+    schema, settings = complete(request, LocalFiles(request.table))
     if schema.libsvm:
         table = Outline.of_table(open_table(request.table, schema))
     else:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from privagrad._internal import validate
-from privagrad.data.readers import open_table, open_test_table, require_table
+from privagrad.data.files import LocalFiles, TableFiles
+from privagrad.data.readers import open_test_table, require_table
 from privagrad.data.tables import Table
 from privagrad.fitting.budget import paying_account, require_no_budget, require_own_rows
 from privagrad.fitting.checks import (
@@ -21,7 +23,7 @@ from privagrad.fitting.notes import column_notes
 from privagrad.fitting.pose import public_facts, require_stated_labels
 from privagrad.fitting.request import FitRequest, complete
 from privagrad.fitting.settings import FitSettings
-from privagrad.fitting.snapshots import fingerprint, snapshot
+from privagrad.fitting.snapshots import snapshot
 from privagrad.glm.losses import Loss
 from privagrad.linear import Plan, PublicFacts, default_delta, plan_fit, warn_if_hopeless
 from privagrad.privacy.accounting import PrivacyPlan
@@ -123,23 +125,23 @@ def prepare(request: FitRequest) -> PreparedFit:
     account = paying_account(
         request.ledger, request.dataset, request.epsilon, seeded=request.seed is not None
     )
-    require_table(request.table)
-    path, content = request.table, None
+    content = None
     with ExitStack() as stack:
+        files = _files(request, stack, copied=account is not None)
         if account is not None and request.ledger is not None:
             require_delta_of(account, request.delta)
-            path = stack.enter_context(snapshot(path))
-            content = fingerprint(path)
-            require_own_rows(request.ledger, account, content, path.name)
+            content = files.fingerprint()
+            require_own_rows(request.ledger, account, content, files.name)
         else:
             what = "a run that is charged to no budget"
-            require_no_budget(request.ledger, path, what, "Give --dataset {name}.")
+            require_no_budget(request.ledger, files, what, "Give --dataset {name}.")
         if request.test is not None:
             require_table(request.test)
+            _require_other_rows(files, request.test)
             advice = "Leave out --test, or use privagrad evaluate with --epsilon and --dataset."
             require_no_budget(request.ledger, request.test, "exact scores (--test)", advice)
-        schema, settings = complete(request, path)
-        table = open_table(path, schema)
+        schema, settings = complete(request, files)
+        table = files.open(schema)
     job = prepare_table(table, settings, account, content)
     if request.test is None:
         return job
@@ -147,6 +149,25 @@ def prepare(request: FitRequest) -> PreparedFit:
     stated = not job.loss.regression and bool(table.target.categories)
     require_test_rows(test, name, stated=stated)
     return replace(job, test=test, test_name=name)
+
+
+def _files(request: FitRequest, stack: ExitStack, *, copied: bool) -> TableFiles:
+    """The table's files; of local ones a copy that nobody else writes to, where a budget pays."""
+    if request.cluster is not None:
+        from privagrad.data.cluster_files import ClusterFiles
+
+        return ClusterFiles.of(request.cluster, request.table)
+    require_table(request.table)
+    return LocalFiles(stack.enter_context(snapshot(request.table)) if copied else request.table)
+
+
+def _require_other_rows(files: TableFiles, test: Path) -> None:
+    if files.has_content_of(test):
+        raise ValueError(
+            "Expected another table to test on, found the training rows: exact scores on them "
+            "would not be private. Leave out --test: private scores on the training rows are "
+            "always printed."
+        )
 
 
 def prepare_table(
@@ -181,7 +202,7 @@ def prepare_table(
 def check_settings(table: Table, settings: FitSettings) -> None:
     """Refuse settings with which a fit of this table is certain to fail."""
     if not settings.loss.regression and table.target.categories:
-        require_stated_labels(table.targets, table.unit)
+        require_stated_labels(table)
     size = settings.choices.batch_size
     if size is not None and size > table.n:
         raise ValueError(

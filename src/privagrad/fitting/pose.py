@@ -12,10 +12,8 @@ from privagrad.data.tables import Table
 from privagrad.fitting.settings import FitSettings
 from privagrad.glm.examples import Examples
 from privagrad.linear import Bounds, Problem, PublicFacts
-from privagrad.privacy.events import Unit
 from privagrad.privacy.users import UserRows
 
-_PIECE = 2**20
 _GUESSED_CATEGORIES = 21
 """Of a column whose categories are not known yet: for the size of batches alone."""
 
@@ -54,7 +52,7 @@ def pose(
         examples = examples.mapped(_with_known_numbers)
     else:
         if not discovered:
-            require_stated_labels(table.targets, table.unit)
+            require_stated_labels(table)
         two = len(target.categories) == 2
         examples = examples.mapped(_with_classes, two)
         if not two:
@@ -95,16 +93,12 @@ def _leaving_out(examples: Examples, targets: Vector, left_out: NDArray[np.bool_
     return replace(examples, targets=targets, left_out=left_out if left_out.any() else None)
 
 
-def require_stated_labels(codes: Vector, unit: Unit = "row") -> None:
+def require_stated_labels(table: Table) -> None:
     """Refuse targets with another label than the stated ones."""
-    count, line = 0, 0
-    for first in range(0, codes.size, _PIECE):
-        strange = np.flatnonzero(codes[first : first + _PIECE] < 0)
-        if strange.size and not count:
-            line = first + int(strange[0]) + 1
-        count += strange.size
+    count, row = table.strange_labels()
     if count:
-        where = "" if unit == "user" else f" in row {line} ({count} such rows)"
+        where = f" in row {row} ({count} such rows)" if row else f" in {count} rows"
+        where = "" if table.unit == "user" else where
         raise ValueError(
             f"Expected the stated labels alone, found another one{where}: state all classes, or "
             "other spellings as `aliases` in the schema."

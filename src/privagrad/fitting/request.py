@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from privagrad._internal import validate
-from privagrad.data.libsvm import is_libsvm, libsvm_schema
-from privagrad.data.readers import infer_schema, require_usual_numbers
+from privagrad.data.files import TableFiles
+from privagrad.data.libsvm import libsvm_schema
+from privagrad.data.readers import require_usual_numbers
 from privagrad.data.schema import Column, Schema
 from privagrad.fitting.settings import SQUARED, FitSettings
 from privagrad.glm.losses import Loss
@@ -41,7 +42,8 @@ class FitRequest:
     are not private. `noise` is "gaussian" or "discrete". `encoding` is that of a text file without
     a schema. `class_weight` "balanced" gives all classes the same weight, within bounds. A
     `user_column` names the user of each row: users are then protected, each with all of their
-    rows; the schema may state it, too.
+    rows; the schema may state it, too. With a `cluster`, a `distributed.Client`, its workers read
+    the table, at the same path.
     """
 
     table: Path
@@ -62,11 +64,12 @@ class FitRequest:
     encoding: str = "utf-8"
     class_weight: str | None = None
     user_column: str | None = None
+    cluster: Any = None
 
 
-def complete(request: FitRequest, path: Path) -> tuple[Schema, FitSettings]:
-    """The schema of the rows at `path`, with the target as the loss needs it, and the settings."""
-    schema = _schema(request, path)
+def complete(request: FitRequest, files: TableFiles) -> tuple[Schema, FitSettings]:
+    """The schema of the rows in `files`, with the target as the loss needs it, and the settings."""
+    schema = _schema(request, files)
     target = schema.column(str(schema.target))
     if schema.libsvm:
         target = replace(target, kind="number")  # labels of such files are always numbers
@@ -106,11 +109,11 @@ def _settings(request: FitRequest, loss: Loss) -> FitSettings:
     )  # fmt: skip
 
 
-def _schema(request: FitRequest, path: Path) -> Schema:
-    if is_libsvm(path):
+def _schema(request: FitRequest, files: TableFiles) -> Schema:
+    if files.libsvm:
         found = libsvm_schema("category")
         return found if request.user_column is None else found.with_user(request.user_column)
-    schema = _schema_of_numbers(request, path) if request.schema is None else request.schema
+    schema = _schema_of_numbers(request, files) if request.schema is None else request.schema
     target = request.target or schema.target
     if target is None:
         raise ValueError("Expected --target COLUMN, or a target in the schema; found none.")
@@ -138,17 +141,17 @@ def _require_target(schema: Schema) -> None:
         raise ValueError("Expected columns beside the target, found none that is not ignored.")
 
 
-def _schema_of_numbers(request: FitRequest, path: Path) -> Schema:
+def _schema_of_numbers(request: FitRequest, files: TableFiles) -> Schema:
     """The schema of a table whose columns but for the target hold numbers."""
-    schema = infer_schema(path, encoding=request.encoding)
-    require_usual_numbers(schema, path)
+    schema = files.infer_schema(request.encoding)
+    require_usual_numbers(schema, files.name)
     other = (request.target, request.user_column)
     texts = [c.name for c in schema.columns if c.kind != "number" and c.name not in other]
     if texts:
         shown = ", ".join(map(repr, texts[:5])) + (", ..." if len(texts) > 5 else "")
         raise ValueError(
             f"Expected numbers alone in a table without a schema, found text in {shown}. Write "
-            f"a schema and fill it in: privagrad schema {path.name} -o schema.toml"
+            f"a schema and fill it in: privagrad schema {files.name} -o schema.toml"
         )
     return schema
 

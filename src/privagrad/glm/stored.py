@@ -99,7 +99,7 @@ class StoredPartitions:
             found.append(whole.take(some))
             if some.size:
                 self._forget(int(some[0]), int(some[-1]) + 1)
-        return function(_one_after_the_other(found), *arguments)
+        return function(joined(found), *arguments)
 
     def _parts(self) -> Iterator[tuple[int, Examples]]:
         """The number of each part's first row, and the part, read ahead."""
@@ -152,7 +152,8 @@ class StoredPartitions:
             flat[:: max(_PAGE // flat.itemsize, 1)].max(initial=0)
 
 
-def _one_after_the_other(parts: Sequence[Examples]) -> Examples:
+def joined(parts: Sequence[Examples]) -> Examples:
+    """The rows of all parts, one after the other."""
     if len(parts) == 1:
         return parts[0]
     rows = [part.rows for part in parts]
