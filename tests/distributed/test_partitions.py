@@ -193,5 +193,5 @@ def test_labels_are_few(seven: Client) -> None:
     held = ClusterPartitions.load(seven, loaders(200))
     np.testing.assert_array_equal(held.labels(), [-1, 1])
     many = Examples(table(2000).rows, np.arange(2000.0))
-    with pytest.raises(ValueError, match="at most 1000 classes, found 1500"):
+    with pytest.raises(ValueError, match="at most 1000 classes, found more"):
         ClusterPartitions.load(seven, [part.kept for part in cut(many, [1500])]).labels()
