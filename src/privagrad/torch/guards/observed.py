@@ -55,8 +55,10 @@ class ObservedRun:
         """What is the same for examples together and alone; shared values meet others elsewhere."""
         return [seen for seen in self.observed if not is_value(seen.key)]
 
-    def refuse_difference(self, alone: ObservedRun, layouts: Layouts, place: int) -> None:
-        """Refuse other values for the example at `place` than it has alone."""
+    def refuse_difference(
+        self, alone: ObservedRun, layouts: Layouts, place: int, size: float = 1.0
+    ) -> None:
+        """Refuse other values for the example at `place`, of numbers of this size, than alone."""
         count = self.recorder.count
         for a, b in zip(self.regular, alone.regular, strict=False):
             layout = layouts.get(a.key)
@@ -65,7 +67,7 @@ class ObservedRun:
             own, other = layout.split(a.tensor, count)[place], b.tensor
             if b.tensor.dim() == a.tensor.dim():
                 other = layout.split(b.tensor, 1)[0]
-            if own.shape == other.shape and not same(own, other, ROUNDING):
+            if own.shape == other.shape and not same(own, other, ROUNDING * size):
                 raise mixed(a.name)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Sequence
 from contextlib import suppress
@@ -294,7 +295,9 @@ class ModuleGuard:
             except BROKEN:
                 continue
             for place, own in enumerate(values):
-                beside.refuse_difference(alone[own], layouts, place)
+                # How a product is rounded depends on the batch's size: large numbers may cancel.
+                size = 1.0 if own is None or math.isnan(own) else max(1.0, abs(own))
+                beside.refuse_difference(alone[own], layouts, place, size)
             if len(values) == len(alone):
                 return
 
