@@ -3,7 +3,7 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 PYTEST := OPENBLAS_NUM_THREADS=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
 
-.PHONY: help install lock demo test fast coverage fuzz faults check docs package bench
+.PHONY: help install lock demo test fast coverage fuzz faults mutate check docs package bench
 .PHONY: bench-estimators audit clean
 
 help:
@@ -17,6 +17,7 @@ help:
 	@echo "make coverage all tests, and the lines and branches that they do not reach"
 	@echo "make fuzz     the fuzzers, with TIMES (default 100) times as many examples as in make test"
 	@echo "make faults   kills at random moments, full disks, wrong clocks, ...: docs/faults.md"
+	@echo "make mutate   privacy bugs put into the code, each of which a test must catch: docs/mutants.md"
 	@echo "make docs     the documentation as a site in site/"
 	@echo "make package  sdist and wheel in dist/, and a trial of the wheel without any extra"
 	@echo "make audit    attacks on this library beside its claims, about 5 minutes: docs/audit.md"
@@ -64,6 +65,9 @@ fuzz: install
 
 faults: install
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.faults --write docs/faults.md
+
+mutate: install
+	$(BIN)/python -m tests.mutants --write docs/mutants.md
 
 check: install
 	$(BIN)/ruff check .
