@@ -29,6 +29,7 @@ from privagrad.experiments.language.corpus import (
     read_tokens,
 )
 from privagrad.experiments.language.model import LanguageModel, perplexity
+from privagrad.experiments.language.public import public_model, public_moments
 from privagrad.experiments.language.settings import RECIPES, Plan, Setting
 from privagrad.experiments.language.tables import COLUMNS, interval
 from privagrad.experiments.language.training import _factors, train
@@ -106,11 +107,23 @@ def texts(folder: Path) -> Texts:
 
 @pytest.mark.parametrize(
     "method",
-    ["dp-sgd", "pagan", "pasan", "sgd", "dp-sgd+words", "pagan+words", "pasan+words"],
+    [
+        "dp-sgd",
+        "pagan",
+        "pasan",
+        "sgd",
+        "dp-sgd+words",
+        "pagan+words",
+        "pasan+words",
+        "dp-sgd+public",
+        "pagan+public",
+        "pasan+public",
+        "adagrad+public",
+    ],
 )
 def test_every_method_learns_something(folder: Path, method: str, tmp_path: Path) -> None:
-    sizes = {"dp-sgd": 8.0, "pagan": 0.3, "pasan": 0.05, "sgd": 8.0}
-    step_size = sizes[method.removesuffix("+words")]
+    sizes = {"dp-sgd": 8.0, "pagan": 0.3, "pasan": 0.05, "sgd": 8.0, "adagrad": 0.05}
+    step_size = sizes[method.partition("+")[0]]
     setting = Setting(method, 8.0, step_size, epochs=3, batch_size=20, width=16)
     result = train(setting, texts(folder), tmp_path / "runs" / method)
     assert result["valid_perplexity"] < 12.5  # 13 kinds of words: 13 before training
@@ -299,11 +312,40 @@ def test_recipes_grow_with_the_batch() -> None:
         assert larger.step_size == pytest.approx(growth * own.step_size)
 
 
-def test_word_frequencies_need_public_text(folder: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("start", ["words", "public"])
+def test_starts_from_public_text_need_one(folder: Path, tmp_path: Path, start: str) -> None:
     command = ["reproduce", "table1", "--data-dir", str(folder), "--quick", "--out", str(tmp_path)]
-    done = CliRunner().invoke(app, [*command, "--methods", "dp-sgd+words"])
+    done = CliRunner().invoke(app, [*command, "--methods", "dp-sgd", "--start", start])
     assert done.exit_code == 2
     assert "--public-dir" in done.output
+
+
+def test_a_public_start_is_the_model_of_the_public_text(folder: Path, tmp_path: Path) -> None:
+    """Private steps of size 0 leave it as it is, and it is trained once for all runs."""
+    data = texts(folder)
+    setting = Setting("dp-sgd+public", 1.0, 1e-30, epochs=1, batch_size=50, width=16)
+    seeds = (replace(setting, seed=seed) for seed in (0, 1))
+    found = [train(one, data, tmp_path / f"{one.seed}")["valid_perplexity"] for one in seeds]
+    model = LanguageModel(len(data.vocabulary), 16)
+    model.load_state_dict(public_model(data, setting, tmp_path))
+    assert found == [perplexity(model, data.valid)] * 2
+    assert found[0] < 12.5
+
+
+def test_moments_of_a_public_start_are_those_of_its_gradients(folder: Path, tmp_path: Path) -> None:
+    data = texts(folder)
+    setting = Setting("pagan+public", 1.0, 0.1, width=8)
+    moments = public_moments(data, setting, tmp_path)
+    model = LanguageModel(len(data.vocabulary), 8)
+    model.load_state_dict(public_model(data, setting, tmp_path))
+    examples = Sequences(data.require_public(setting.method))
+    squares = []
+    for words, targets in examples:
+        model.zero_grad()
+        model(words[None], targets[None]).backward()
+        squares.append(model.decoder.bias.grad.double() ** 2)
+    mean = torch.stack(squares).mean(0)
+    assert torch.allclose(moments["decoder.bias"].double(), mean + 2 * mean.mean(), rtol=1e-4)
 
 
 def test_missing_data_says_what_to_do(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import typer
 from privagrad._internal import validate
 from privagrad.cli._output import Json, JsonObject, ReportPath, command, say, say_where, show_table
 from privagrad.cli.compare import Epsilons, Out, Workers, parse_epsilons
-from privagrad.experiments.language.settings import RECIPES, Plan
+from privagrad.experiments.language.settings import RECIPES, STARTS, Plan, started
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -101,17 +101,23 @@ def table1(
     public_dir: Annotated[
         Path | None,
         typer.Option(
-            help="Folder with public text, for the moments of pasan and pagan and for word "
-            "frequencies."
+            help="Folder with public text, for the moments of pasan and pagan and for --start."
         ),
     ] = None,
     methods: Annotated[
         str,
         typer.Option(
-            help="Names separated by commas. dp-sgd+words (the best), pasan+words and pagan+words "
-            "use the word frequencies of the public text."
+            help="Names separated by commas. dp-sgd+words starts as with --start words, and "
+            "dp-sgd+public as with --start public; so do the others."
         ),
     ] = _METHODS,
+    start: Annotated[
+        str,
+        typer.Option(
+            help="What every method starts from: random weights; words: also biases of the word "
+            "frequencies in the public text; public: a model of the public text (the best)."
+        ),
+    ] = "random",
     epsilons: Epsilons = _EPSILONS,
     epochs: Annotated[int, typer.Option(min=1, help="Passes over the text.")] = _PLAN.epochs,
     seeds: Annotated[int, typer.Option(min=1, help="Runs of each setting.")] = _PLAN.seeds,
@@ -172,7 +178,9 @@ def table1(
             "Expected --data-dir with train.txt and valid.txt, found none: give the folder, or "
             "--data-dir NEW_FOLDER --download."
         )
-    names = tuple(validate.choice("method", name, RECIPES) for name in methods.split(","))
+    validate.choice("start", start, STARTS)
+    named = (started(name, start) for name in methods.split(","))
+    names = tuple(validate.choice("method", name, RECIPES) for name in named)
     plan = Plan(
         names, parse_epsilons(epsilons), epochs, seeds, batch_size, sample, quick, 60 * tune
     )

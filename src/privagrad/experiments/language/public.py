@@ -1,14 +1,17 @@
-"""What the methods take from the public text: second moments of gradients, word frequencies."""
+"""What the methods take from the public text: a model, moments of gradients, word frequencies."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from itertools import chain, repeat
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
-from torch.optim import SGD, Optimizer
+from torch.nn.utils import clip_grad_norm_
+from torch.optim import SGD, Adagrad, Optimizer
 from torch.utils.data import DataLoader
 
 from privagrad._internal.atomic import atomic_write
@@ -18,10 +21,13 @@ from privagrad.experiments.language.settings import PAPER_BATCH_SIZE, Setting
 from privagrad.geometry.scales import SCALE_POWERS
 from privagrad.torch.damping import damp_steps, start_from_counts, word_shares
 from privagrad.torch.engine import PrivacyEngine
-from privagrad.torch.moments import SecondMoments, shaped_scales
+from privagrad.torch.moments import SecondMoments, second_moments, shaped_scales
 
 Report = Callable[[int, int, float, float], None]
 """Called with the step, the number of steps, the perplexity and the epsilon so far."""
+
+_PLAIN_BATCH, _PLAIN_EPOCHS, _PLAIN_STEP, _PLAIN_RADIUS = 50, 3, 0.07, 0.5
+"""Training on the public text, without privacy."""
 
 _FLOOR = 2.0
 """Times the mean moment of a tensor: in embeddings worth a few hundred occurrences of a word."""
@@ -30,19 +36,87 @@ _FLOOR = 2.0
 def public_moments(
     texts: Texts, setting: Setting, folder: Path, report: Report | None = None
 ) -> dict[str, Tensor]:
-    """Second moments of per-example gradients, row by row, along one noisy epoch of public text.
+    """Second moments of per-example gradients of the public text, row by row; kept in `folder`.
 
-    The run is noisy because the private run is noisy too. Its first quarter is left out: gradients
-    are different there. Its model is not used; `folder` keeps the moments.
+    For runs that start from the public model they are those of that model. For others they are
+    taken along one noisy epoch, whose model is not used: noisy because the private run is noisy
+    too, and without its first quarter, because gradients are different there.
     """
-    path = folder / f"moments-{len(texts.vocabulary)}x{setting.width}.pt"
+    if setting.start == "public":
+        return _kept(
+            folder / f"moments-{_shape(texts, setting)}-public.pt",
+            lambda: _moments_at_start(texts, setting, folder, report),
+        )
+    return _kept(
+        folder / f"moments-{_shape(texts, setting)}.pt",
+        lambda: _moments_along_a_run(texts, setting, report),
+    )
+
+
+def public_model(
+    texts: Texts, setting: Setting, folder: Path, report: Report | None = None
+) -> dict[str, Tensor]:
+    """The weights of a model that was trained on the public text alone; kept in `folder`."""
+    return _kept(
+        folder / f"model-{_shape(texts, setting)}.pt",
+        lambda: _trained_on_public_text(texts, setting, report),
+    )
+
+
+def _shape(texts: Texts, setting: Setting) -> str:
+    return f"{len(texts.vocabulary)}x{setting.width}"
+
+
+def _kept(path: Path, make: Callable[[], dict[str, Tensor]]) -> dict[str, Tensor]:
+    """The tensors of a file, which are made if it is not there."""
     if path.exists():
-        moments: dict[str, Tensor] = torch.load(path, weights_only=True)
-        return moments
-    public = texts.require_public(setting.method)
+        found: dict[str, Tensor] = torch.load(path, weights_only=True)
+        return found
+    made = make()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with atomic_write(path) as file:
+        torch.save(made, file)
+    return made
+
+
+def _trained_on_public_text(
+    texts: Texts, setting: Setting, report: Report | None
+) -> dict[str, Tensor]:
+    """Epochs of AdaGrad with steps that fall linearly to 0, without privacy."""
     torch.manual_seed(0)
     model = LanguageModel(len(texts.vocabulary), setting.width)
-    data = Sequences(public)
+    data = Sequences(texts.require_public(setting.method))
+    loader: DataLoader[Any] = DataLoader(data, _PLAIN_BATCH, shuffle=True, collate_fn=collate)
+    optimizer = Adagrad(model.parameters(), lr=_PLAIN_STEP)
+    steps = _PLAIN_EPOCHS * len(loader)
+    for step, (words, targets) in enumerate(chain.from_iterable(repeat(loader, _PLAIN_EPOCHS))):
+        optimizer.param_groups[0]["lr"] = _PLAIN_STEP * (1 - step / steps)
+        optimizer.zero_grad()
+        model(words, targets).backward()
+        clip_grad_norm_(model.parameters(), _PLAIN_RADIUS)
+        optimizer.step()
+        if report is not None:
+            report(step, steps, math.nan, math.nan)
+    return model.state_dict()
+
+
+def _moments_at_start(
+    texts: Texts, setting: Setting, folder: Path, report: Report | None
+) -> dict[str, Tensor]:
+    model = LanguageModel(len(texts.vocabulary), setting.width)
+    model.load_state_dict(public_model(texts, setting, folder, report))
+    data = Sequences(texts.require_public(setting.method))
+    # The module takes the targets too, and gives the loss.
+    batches = ((*batch, batch[1]) for batch in DataLoader(data, _PLAIN_BATCH, collate_fn=collate))
+    return second_moments(model, batches, floor=_FLOOR, per="row")
+
+
+def _moments_along_a_run(
+    texts: Texts, setting: Setting, report: Report | None
+) -> dict[str, Tensor]:
+    torch.manual_seed(0)
+    model = LanguageModel(len(texts.vocabulary), setting.width)
+    data = Sequences(texts.require_public(setting.method))
     batch_size = min(setting.batch_size, PAPER_BATCH_SIZE, len(data))
     private, optimizer, loader = PrivacyEngine().make_private(
         module=model,
@@ -60,9 +134,6 @@ def public_moments(
         optimizer.step()
         if report is not None:
             report(step, len(loader), math.nan, math.nan)
-    folder.mkdir(parents=True, exist_ok=True)
-    with atomic_write(path) as file:
-        torch.save(observed.means(), file)
     return observed.means()
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from privagrad._internal.atomic import atomic_write
 from privagrad.experiments.language.corpus import Texts
-from privagrad.experiments.language.public import Report, public_moments
+from privagrad.experiments.language.public import Report, public_model, public_moments
 from privagrad.experiments.language.settings import Plan, Setting
 from privagrad.experiments.language.tables import Row, write_results
 from privagrad.experiments.language.training import train
@@ -33,6 +33,8 @@ def run(texts: Texts, plan: Plan, out: Path) -> list[Row]:
     runs = out / f"runs-{_digest(texts)}"
     with _progress_bar() as show:
         for setting in settings:
+            if setting.start == "public":
+                public_model(texts, setting, runs, show("public text", setting))
             if setting.shaped:
                 public_moments(texts, setting, runs, show("public moments", setting))
         if plan.tuning_seconds:
@@ -48,7 +50,7 @@ def run(texts: Texts, plan: Plan, out: Path) -> list[Row]:
                 result = train(setting, texts, folder, show(title, setting))
                 with atomic_write(finished) as file:
                     file.write(json.dumps(result).encode())
-            known = {**asdict(setting), "kind": setting.kind, "words": setting.words}
+            known = {**asdict(setting), "kind": setting.kind, "start": setting.start}
             rows.append({**known, **json.loads(finished.read_text(encoding="utf-8"))})
             write_results(out, rows, texts, trials)
     return rows

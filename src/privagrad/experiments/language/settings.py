@@ -14,8 +14,15 @@ PAPER_BATCH_SIZE = 250
 PAPER_WIDTH = 120
 SHAPED = ("pasan", "pagan")
 """Methods whose ellipsoid is not a ball."""
-WORDS = "+words"
-"""Suffix of a method that starts from the word frequencies of the public text."""
+Start = Literal["random", "words", "public"]
+"""What a run starts from: random weights; biases of the public text's word frequencies as well; or
+the model that was trained on the public text without privacy."""
+STARTS: tuple[Start, ...] = get_args(Start)
+
+
+def started(method: str, start: str) -> str:
+    """A method's name with its start: "dp-sgd" from the public model is "dp-sgd+public"."""
+    return method if start == "random" or "+" in method else f"{method}+{start}"
 
 
 @dataclass(frozen=True)
@@ -56,8 +63,13 @@ RECIPES = {
     "dp-sgd+words": Recipe(((3.0, 500, 16.0), (1.0, 1000, 16.0), (0.5, 1000, 12.0))),
     "pasan+words": Recipe(((3.0, 500, 0.06), (1.0, 1000, 0.05), (0.5, 1000, 0.06)), power=0.0),
     "pagan+words": Recipe(((3.0, 500, 0.15), (1.0, 1000, 0.16), (0.5, 1000, 0.14)), power=0.0),
+    "dp-sgd+public": Recipe(((3.0, 500, 8.0), (1.0, 1000, 5.0), (0.5, 1000, 4.0))),
+    "pasan+public": Recipe(((3.0, 500, 0.06), (1.0, 1000, 0.05), (0.5, 1000, 0.04)), power=0.0),
+    "pagan+public": Recipe(((3.0, 500, 0.1), (1.0, 1000, 0.1), (0.5, 1000, 0.1)), power=0.0),
     "sgd": Recipe(((math.inf, 25, 10.0),), power=0.5),
     "adagrad": Recipe(((math.inf, 25, 0.05),), schedule="constant", power=0.5),
+    "sgd+public": Recipe(((math.inf, 25, 10.0),), power=0.5),
+    "adagrad+public": Recipe(((math.inf, 25, 0.05),), schedule="constant", power=0.5),
 }
 
 
@@ -87,13 +99,13 @@ class Setting:
 
     @property
     def kind(self) -> str:
-        """The method without its suffix."""
-        return self.method.removesuffix(WORDS)
+        """The method without its start."""
+        return self.method.partition("+")[0]
 
     @property
-    def words(self) -> bool:
-        """Whether it starts from public word frequencies."""
-        return self.method.endswith(WORDS)
+    def start(self) -> Start:
+        """What the run starts from."""
+        return next((s for s in STARTS if self.method.endswith(f"+{s}")), "random")
 
     @property
     def private(self) -> bool:

@@ -36,6 +36,9 @@ PAPER = {
 }
 """Test perplexities of the paper's Table 1."""
 
+_STARTS = {"random": "", "words": ", word frequencies", "public": ", from the public model"}
+_LINES = {"random": "-", "words": "--", "public": ":"}
+
 COLUMNS = (
     "method", "epsilon", "seed", "epochs", "step_size", "radius", "valid_perplexity",
     "test_perplexity", "epsilon_spent", "seconds",
@@ -43,7 +46,7 @@ COLUMNS = (
 
 
 def _label(row: Row) -> str:
-    return LABELS[row["kind"]] + (", word frequencies" if row["words"] else "")
+    return LABELS[row["kind"]] + _STARTS[row["start"]]
 
 
 def write_results(out: Path, rows: list[Row], texts: Texts, trials: list[Trial]) -> None:
@@ -71,20 +74,19 @@ def _rounds(row: Row) -> list[int]:
 
 def _differences(rows: list[Row]) -> list[str]:
     """The perplexity of shaped noise relative to the ball, seed by seed, with an interval."""
-    found = {(r["kind"], r["words"], r["epsilon"], r["seed"]): r["valid_perplexity"] for r in rows}
+    found = {(r["kind"], r["start"], r["epsilon"], r["seed"]): r["valid_perplexity"] for r in rows}
     notes = []
-    for kind, words, epsilon in dict.fromkeys(key[:3] for key in found if key[0] in SHAPED):
+    for kind, start, epsilon in dict.fromkeys(key[:3] for key in found if key[0] in SHAPED):
         differences = [
             100 * (value / found["dp-sgd", *key[1:]] - 1)
             for key, value in found.items()
-            if key[:3] == (kind, words, epsilon) and ("dp-sgd", *key[1:]) in found
+            if key[:3] == (kind, start, epsilon) and ("dp-sgd", *key[1:]) in found
         ]
         if len(differences) > 1:
             middle, half = interval(differences)
-            known = " with word frequencies" if words else ""
             notes.append(
-                f"- {LABELS[kind]} against DP-SGD{known} at epsilon {epsilon:g}: {middle:+.1f} % "
-                f"({middle - half:+.1f} to {middle + half:+.1f} %)"
+                f"- {LABELS[kind]} against DP-SGD{_STARTS[start]} at epsilon {epsilon:g}: "
+                f"{middle:+.1f} % ({middle - half:+.1f} to {middle + half:+.1f} %)"
             )
     if not notes:
         return []
@@ -138,7 +140,12 @@ def _markdown(rows: list[Row], notes: list[str]) -> str:
         "The vocabulary is taken from the training text unless --vocabulary public: that is "
         "not private."
     )
-    if any(row["words"] for row in rows):
+    if any(row["start"] == "public" for row in rows):
+        lines.append(
+            "From the public model: trained on the public text without privacy first. This is not "
+            "in the paper."
+        )
+    if any(row["start"] == "words" for row in rows):
         lines.append(
             "Word frequencies: the biases start from the word frequencies of the public text, and "
             "the rows of rare words take smaller steps. This is not in the paper."
@@ -171,7 +178,7 @@ def _draw(stem: Path, rows: list[Row]) -> None:
     for axes, epsilon in zip(grid, panels, strict=True):
         for row in (row for row in rows if row["epsilon"] == epsilon):
             best = [min(row["valid_curve"][: k + 1]) for k in range(len(row["valid_curve"]))]
-            style = "--" if row["words"] else "-"
+            style = _LINES[row["start"]]
             (lines[_label(row)],) = axes.plot(
                 _rounds(row), best, color=colours[row["kind"]], linestyle=style
             )

@@ -18,7 +18,12 @@ from torch.utils.data import DataLoader
 from privagrad.experiments import DELTA
 from privagrad.experiments.language.corpus import Batch, Sequences, Texts, collate
 from privagrad.experiments.language.model import LanguageModel, perplexity
-from privagrad.experiments.language.public import Report, ellipsoid_of, start_from_words
+from privagrad.experiments.language.public import (
+    Report,
+    ellipsoid_of,
+    public_model,
+    start_from_words,
+)
 from privagrad.experiments.language.settings import Schedule, Setting
 from privagrad.privacy.accounting import PrivacyPlan
 from privagrad.privacy.events import GaussianEvent
@@ -75,8 +80,10 @@ class _Training:
         self.model = LanguageModel(len(texts.vocabulary), setting.width)
         self.module: nn.Module = self.model
         self.optimizer = _optimizer(setting, self.model)
-        if setting.words:
+        if setting.start == "words":
             start_from_words(texts, setting, self.model, self.optimizer)
+        elif setting.start == "public":
+            self.model.load_state_dict(public_model(texts, setting, folder.parent))
         data = Sequences(texts.train)
         self.batch = min(setting.batch_size, len(data))
         self.steps_per_epoch = math.ceil(len(data) / self.batch)
