@@ -1,5 +1,7 @@
 """What every implementation of `Partitions` gives: the sums of all rows, to the last bit."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -8,8 +10,8 @@ from hypothesis import strategies as st
 import privagrad as pg
 from privagrad.distributed.partitions import _tree
 from privagrad.distributed.worker import Answer, Branch, Place, together
-from privagrad.glm.examples import MemoryPartitions, PartitionedExamples
-from privagrad.privacy.sampling import Sampling
+from privagrad.glm.examples import Examples, MemoryPartitions, PartitionedExamples, Sums
+from privagrad.privacy.sampling import SAMPLINGS, Batches, Sampling
 from tests.distributed.cases import cut, fitted, same, table
 
 EDGES = st.lists(st.integers(0, 900), max_size=6)
@@ -36,6 +38,22 @@ def test_iterates_do_not_depend_on_partitions(
     )  # fmt: skip
     assert np.array_equal(one.last, other.last)
     assert one.privacy == other.privacy
+
+
+def chosen(examples: Examples) -> Sums:
+    """How often each number of a row is among the targets."""
+    return (np.bincount(examples.targets.astype(np.int64), minlength=900),)
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS)
+def test_partitions_draw_their_own_part_of_a_sample(sampling: Sampling) -> None:
+    """Parts that drew the same rows, each of its own, would not be independent of each other."""
+    numbered = replace(table(), targets=np.arange(900.0))
+    samples = Batches(900, 90, 6, sampling).draw(np.random.default_rng(0))
+    parts = MemoryPartitions(cut(numbered, [100, 100, 450]))
+    for step in range(6):
+        [found] = parts.total(chosen, sample=(samples, step))
+        assert np.array_equal(found, np.bincount(samples.of_step(step), minlength=900))
 
 
 @pytest.mark.parametrize("edges", [[], [450], [0, 0, 7, 900], [300, 600]])

@@ -1,5 +1,6 @@
 import math
 import warnings
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
@@ -132,6 +133,31 @@ def test_nothing_shows_how_many_runs_there_were(capfd):
         shown.add((len(told), *capfd.readouterr()))
     assert len(shown) == 1
     assert shown.pop()[1:] == ("", "")
+
+
+def test_as_many_runs_are_made_as_are_charged(monkeypatch):
+    """Their number is geometric, of the mean of the event: a number that is known costs more."""
+    asked, scored = [], []
+
+    class Watched(np.random.Generator):
+        def geometric(self, p, size=None):
+            asked.append(p)
+            return 4
+
+    def score(*arguments):
+        scored.append(_noisy_mean(*arguments))
+        return scored[-1]
+
+    source = replace(random_source(0), sampler=Watched(np.random.PCG64(0)))
+    monkeypatch.setattr("privagrad.estimators.search.estimator_source", lambda *_: source)
+    monkeypatch.setattr("privagrad.estimators.search._noisy_mean", score)
+    search = pg.PrivateSearch(
+        pg.PrivateLogisticRegression(steps=3), CANDIDATES, epsilon=20.0, mean_runs=3.0
+    ).fit(*table(300))
+    (selection,) = search.privacy_.events
+    assert isinstance(selection, SelectEvent)
+    assert asked == [1 / selection.mean]
+    assert len(scored) == 4
 
 
 def test_the_best_model_keeps_its_own_settings():

@@ -25,6 +25,7 @@ from privagrad.data.readers import open_table
 from privagrad.data.schema import Column, Schema
 from privagrad.fitting import FitRequest, fingerprint, prepare, run, save
 from privagrad.fitting import save as save_module
+from privagrad.fitting.evaluate import EvaluationRequest, prepare_evaluation, run_evaluation
 from privagrad.fitting.snapshots import snapshot
 from privagrad.linear import Choices
 from privagrad.privacy.accounting import PrivacyPlan
@@ -82,6 +83,30 @@ def test_everything_released_was_reserved_before(tmp_path, monkeypatch):
     assert model.made["run"] == entry.name
     assert model.privacy["epsilon"] == pytest.approx(PrivacyPlan(job.events).epsilon(1e-5))
     assert model.privacy["delta"] == 1e-5
+
+
+def test_an_evaluation_is_reserved_before_its_release_and_finished_after_it(tmp_path, monkeypatch):
+    ledger = Ledger(tmp_path / "ledger.db")
+    ledger.create("rows", 2.0, 1e-5)
+    asked = request(tmp_path)
+    model = run(prepare(asked), None, False)
+    seen = []
+    real = GaussianSum.release
+
+    def watched(self, *arguments):
+        seen.append([(one.state, one.events) for one in ledger.account("rows").runs])
+        return real(self, *arguments)
+
+    monkeypatch.setattr(GaussianSum, "release", watched)
+    job = prepare_evaluation(
+        EvaluationRequest(model, asked.table, 0.5, dataset="rows", ledger=ledger)
+    )
+    assert seen == []
+    run_evaluation(job)
+    assert job.plan is not None
+    assert seen == [[("reserved", job.plan.events)]]
+    [entry] = ledger.account("rows").runs
+    assert (entry.state, entry.events) == ("finished", job.plan.events)
 
 
 def test_a_fit_that_fails_stays_charged(tmp_path, monkeypatch):
@@ -299,7 +324,7 @@ def test_the_rows_that_are_fitted_are_those_of_the_fingerprint(
 
     def then_exchanged(*arguments):
         found = real(*arguments)
-        write(table.head(7))
+        write(table.head(500))
         return found
 
     monkeypatch.setattr(hashlib, "file_digest", then_exchanged)
@@ -313,7 +338,7 @@ def test_the_rows_that_are_fitted_are_those_of_the_fingerprint(
     assert run(job, tmp_path / "m.model", False).made["rows"] == 600
     assert ledger.owners(content) == ["rows"]
     if opened:
-        write(table.head(7))
+        write(table.head(500))
         with pytest.raises(ValueError, match="other content"):
             prepare(asked)
 

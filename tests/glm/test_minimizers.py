@@ -87,6 +87,14 @@ def test_one_example_moves_the_minimiser_by_at_most_bound_over_n_ridge(loss, see
     assert np.linalg.norm(near[0] - near[1]) <= most
 
 
+@pytest.mark.parametrize("bound", [1e-3, 1e-9, 1e-12])
+def test_rows_of_the_largest_doubles_stay_within_the_bound(bound):
+    """What shrinks them has few digits there; a row that it cannot bring within it adds nothing."""
+    for largest in np.linspace(1.0, 1.7, 20) * 1e308:
+        huge = risk("linear", np.array([[largest]]), np.zeros(1), bound, ridge=0.0)
+        assert np.abs(huge.gradient(np.zeros(1))) <= bound
+
+
 def test_the_bound_on_the_move_is_nearly_attained():
     X = np.zeros((10, 1))
     X[-1] = 5.0

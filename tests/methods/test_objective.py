@@ -336,6 +336,28 @@ def test_a_function_chooses_the_ellipsoid_of_every_step_from_released_gradients_
     assert np.array_equal(constant.last, chosen.last)
 
 
+def test_the_gradients_that_choose_an_ellipsoid_are_those_released():
+    """Noise is in them: steps of size 1 of SGD are these gradients, to the last bits."""
+    linear, rule = problem("linear"), pg.Ellipsoid.ball(5, 0.5)
+    settings: dict[str, Any] = {
+        "method": "dp-sgd", "epsilon": 1.0, "delta": 1e-5, "batch_size": 20, "steps": 6,
+        "step_size": 1.0,
+    }  # fmt: skip
+    for table in ((linear.loss, linear.X), (linear,)):
+        shown: list[Array] = []
+        places = [np.zeros(5)]
+
+        def choose(released: Any, shown: list[Array] = shown) -> pg.Ellipsoid:
+            shown[:] = released
+            return rule
+
+        def note(_: int, x: Array, places: list[Array] = places) -> None:
+            places.append(x.copy())
+
+        pg.minimize(*table, ellipsoid=choose, callback=note, **settings)
+        assert np.array(shown) == pytest.approx(-np.diff(places, axis=0)[:-1], abs=1e-12)
+
+
 @pytest.mark.parametrize("method", ["dp-sgd", "dp-adagrad"])
 def test_methods_with_a_ball_take_the_radius_of_a_chosen_ellipsoid(method):
     linear = problem("logistic")

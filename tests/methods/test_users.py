@@ -14,6 +14,7 @@ from privagrad.glm.rows import as_rows
 from privagrad.methods import METHODS
 from privagrad.methods.oracle import GradientOracle
 from privagrad.methods.users import UserGradients
+from privagrad.privacy.mechanism import GaussianSum
 from privagrad.privacy.users import Users
 
 RNG = np.random.default_rng(0)
@@ -88,6 +89,24 @@ def test_the_order_of_a_users_rows_and_the_number_of_threads_change_no_bit() -> 
     )  # fmt: skip
     for other in others:
         assert np.array_equal(first, other)
+
+
+@pytest.mark.parametrize("count", [1, 2, 40])
+def test_a_user_of_many_rows_moves_a_sum_by_one_and_no_more(count: int) -> None:
+    """All rows of the user pull one way, further than the ellipsoid reaches."""
+    ellipsoid = pg.Ellipsoid(np.array([1.0, 4.0]), 0.5)
+    rows = np.concatenate([RNG.standard_normal((9, 2)), np.tile([30.0, -40.0], (count, 1))])
+    users = Users.of([0, 1, 1, 2, 2, 2, 3, 3, 3] + [4] * count, 9 + count)
+    linear = GlmGradients(pg.Loss("linear"), as_rows(rows), np.zeros(9 + count))
+    gradients = UserGradients(linear, users.draw(np.random.default_rng(0)))
+    mechanism = GaussianSum(2, 1.0, 5.0, gradients.slack(5.0))
+    sums = []
+    for batch in (np.arange(5), np.arange(4)):
+        total = mechanism.sum(ellipsoid)
+        gradients.add_bounded(total, np.zeros(2), batch)
+        sums.append(total.memory.copy())
+    moved = float(np.linalg.norm(sums[0] - sums[1])) * mechanism.grid
+    assert 0.999 < moved <= mechanism.sensitivity
 
 
 def test_per_example_gradients_are_means_of_the_finite_ones_over_all_rows() -> None:

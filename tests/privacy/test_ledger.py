@@ -502,3 +502,21 @@ def test_files_and_events_of_a_newer_version_are_refused(tmp_path: Path) -> None
 def test_damaged_events_are_refused_and_never_read_as_none(text: str) -> None:
     with pytest.raises(ValueError, match="Expected"):
         codec.loads(text)
+
+
+def test_a_damaged_entry_stops_a_data_set_until_its_run_is_given_back(in_file: Ledger) -> None:
+    """What nobody can read is not charged nothing."""
+    with sqlite3.connect(in_file.path) as db:
+        db.execute(
+            "INSERT INTO history (at, user, dataset, run, state, note, events) "
+            "VALUES ('now', 'ann', 'adult', 'damaged', 'reserved', '', '[{')"
+        )
+    db.close()
+    for act in (in_file.account, in_file.history):
+        with pytest.raises(ValueError, match=r"of run 'damaged' on 'adult'.*release damaged"):
+            act("adult")
+    with pytest.raises(ValueError, match="'damaged'"):
+        in_file.reserve("adult", [QUERY], "a fit")
+    in_file.release("damaged", "no such run")
+    in_file.reserve("adult", [QUERY], "a fit")
+    assert in_file.account("adult").spent == PrivacyPlan((QUERY,)).epsilon(1e-5)
