@@ -119,6 +119,20 @@ class TestNoise:
         assert releases == [3.0, 4.0, 5.0, 6.0]
         assert run.engine.accountant.events == tuple(poisson(z, 1) for z in releases)
 
+    def test_noise_that_changes_amid_a_batch_counts_from_the_next(
+        self, releases: list[float]
+    ) -> None:
+        """All parts of a batch are released, and charged, with the noise of the first."""
+        run = private(
+            batch_size=32, max_physical_batch_size=4, noise_multiplier=2.0, poisson_sampling=True
+        )
+        for x, y in run.loader:
+            run.step(F.cross_entropy, x, y)
+            run.optimizer.noise_multiplier += 1.0
+        charges = {event.noise_multiplier: event.count for event in run.engine.accountant.events}
+        assert len(releases) == 2
+        assert charges == Counter(releases)
+
     def test_a_batch_without_a_step_costs_what_it_was_drawn_for(self) -> None:
         run = private(noise_multiplier=2.0, poisson_sampling=True)
         for _ in run.loader:

@@ -174,6 +174,15 @@ def test_one_example_moves_what_is_released_by_at_most_the_sensitivity(
         assert moved > 0.99
 
 
+def test_rounding_in_float32_counts_as_sensitivity(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Norms may be off by 2⁻¹⁰, and the other examples may move by 16 roundings each."""
+    torch.manual_seed(0)
+    module, x = mlp()
+    y = torch.linspace(-1, 1, len(x))
+    _, sensitivity = whitened(module, x, y, "ball", {"max_grad_norm": 0.7}, monkeypatch)
+    assert sensitivity >= 1 + 2**-10 + len(x) * 2**-20
+
+
 def test_all_tensors_at_their_bounds_reach_the_sensitivity(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -24,6 +24,8 @@ from privagrad.privacy.noise import random_source
 from privagrad.torch import PrivacyEngine
 from privagrad.torch.agreement import refuse_shared_streams
 from privagrad.torch.processes import Processes
+from privagrad.torch.release import ReleaseTerms, SumRelease
+from privagrad.torch.scales import Scale
 from privagrad.torch.shares import Shares
 from tests.statistics import assert_scale, rate_accepted
 from tests.torch import distributed_worker as worker
@@ -226,6 +228,34 @@ def test_every_coordinate_is_in_one_share(count: int) -> None:
             owned[name][place] += 1
         assert sum(place.stop - place.start for place in own.values()) <= -(-23 // count)
     assert all(bool((times == 1).all()) for times in owned.values())
+
+
+class Alike(Processes):
+    """One of several processes that all have the same sums."""
+
+    @property
+    def device(self) -> torch.device:
+        return torch.device("cpu")
+
+    def exchange(self, rows: Tensor) -> Tensor:
+        return rows[self.rank].expand_as(rows)
+
+
+@pytest.mark.parametrize("count", [2, 3])
+def test_each_process_adds_the_noise_of_its_share(count: int) -> None:
+    """To the sum of all processes, at each coordinate in one of them."""
+    tensors = {"a": torch.zeros(60, 50), "b": torch.zeros(701)}
+    scales = {name: Scale.of(4 * torch.ones_like(tensor)) for name, tensor in tensors.items()}
+    noise: list[Tensor] = []
+    for rank in range(count):
+        shares = Shares(Alike(rank, count), tensors)
+        totals = {name: torch.full_like(t, 0.25).flatten() for name, t in tensors.items()}
+        terms = ReleaseTerms(1.5, 0.2, 8.0)
+        factor = SumRelease(random_source(), shares, 8.0)(totals, scales, terms).factor
+        for name, place in shares.own.items():
+            noise.append(factor * totals[name][place] - count * 0.25)
+    assert sum(map(len, noise)) == 3701
+    assert_scale(torch.cat(noise).numpy(), 1.5 * 0.2 / 2)
 
 
 class Twins(Processes):

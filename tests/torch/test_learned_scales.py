@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from privagrad.torch import AdaptiveSGD, second_moments
+from tests.statistics import assert_scale
 from tests.torch.small import private, table
 
 POWER = {"pagan": -4 / 3, "pasan": -1.0}
@@ -138,6 +139,27 @@ def test_private_gradients_shape_the_ellipsoid(name: str) -> None:
     assert torch.all((scale / scale[0] / expected).log().abs() < 0.3)
     norm = float((scale * sizes.square()).sum())
     assert norm == pytest.approx(float(sizes.square().sum()), rel=0.5)
+
+
+def test_noise_has_the_shape_of_the_ellipsoid_that_was_learned_last() -> None:
+    """Gradients are bounded in it, and so their noise must be of it."""
+    generator = torch.Generator().manual_seed(0)
+    inputs = torch.randn(64, 30, generator=generator) * torch.logspace(-1, 1, 30)
+    run = private(
+        nn.Linear(30, 40, bias=False), TensorDataset(inputs, torch.zeros(64)), 32,
+        lambda p: torch.optim.SGD(p, lr=0.0), ellipsoid="pagan", noise_multiplier=1e-3,
+    )  # fmt: skip
+    learned = []
+    for step in range(40):
+        scale = run.optimizer.scales["weight"].full
+        nothing = step in (0, 30, 39)
+        run.epoch(lambda out, y, nothing=nothing: (0.0 if nothing else 1.0) * out.sum(1).mean())
+        if nothing:
+            assert torch.equal(run.optimizer.scales["weight"].full, scale)
+            assert_scale((run.gradients[0] * scale.sqrt()).numpy(), 1e-3 / 32)
+            learned.append(float(scale.max() / scale.min()))
+    assert learned[0] == 1
+    assert min(learned[1:]) > 10
 
 
 def test_noise_is_not_taken_for_gradients() -> None:

@@ -148,6 +148,47 @@ def test_positions_as_many_as_examples() -> None:
     agrees(Positions(), squared, torch.randn(12, 12, 5, generator=generator), NUMBERS)
 
 
+class Tied(nn.Module):
+    """One matrix twice: in one example's gradient both uses are one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(5, 5), nn.Linear(5, 5)
+        self.second.weight = self.first.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.second(self.first(x).tanh())
+
+
+class TokensFirst(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.gain = nn.Linear(5, 5), Gain(5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.gain(self.first(x).transpose(0, 1)).transpose(0, 1)
+
+
+SQUARE = torch.randn(12, 12, 5, generator=ROWS)
+VOUCHED = {
+    "tied weights": (Tied, X),
+    "in place": (lambda: InPlace(nn.Linear(5, 5)), SEQUENCES),
+    "own module on flattened tokens": (lambda: Flattened(Gain(5), False), SEQUENCES),
+    "as many tokens as examples, tokens first": (TokensFirst, SQUARE),
+    "positions as many as examples": (Positions, SQUARE),
+}
+
+
+@pytest.mark.parametrize("name", VOUCHED)
+def test_sums_are_exact_where_the_user_vouches(name: str) -> None:
+    """Without verification, which would refuse what the engine gets wrong."""
+    make, x = VOUCHED[name]
+    torch.manual_seed(0)
+    module = make()
+    expected = looped(module, squared, x, NUMBERS, "ball", 0.5)
+    assert_same(engine_sum(module, squared, x, NUMBERS, "ball", 0.5, verify=False), expected)
+
+
 class OverTheBatch(nn.Module):
     """A graph convolution in which the examples of a batch are neighbours."""
 
