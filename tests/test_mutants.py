@@ -12,7 +12,7 @@ from tests.mutants.mutant import ROOT, Mutant
 
 
 @cache
-def tests_in(path: Path) -> frozenset[str]:
+def defined_in(path: Path) -> frozenset[str]:
     names = set()
     for node in ast.parse(path.read_text()).body:
         if isinstance(node, ast.FunctionDef):
@@ -31,7 +31,7 @@ def test_a_bug_changes_one_place_and_names_tests(mutant: Mutant) -> None:
     assert mutant.tests
     for test in mutant.tests:
         file, _, name = test.partition("::")
-        assert name.partition("[")[0] in tests_in(ROOT / file)
+        assert name.partition("[")[0] in defined_in(ROOT / file)
 
 
 def test_there_are_enough_and_no_two_have_a_name() -> None:

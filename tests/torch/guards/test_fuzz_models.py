@@ -146,19 +146,19 @@ def test_each_mixing_loss(name: str) -> None:
     verdict(alone("linear, tanh", name, 1))
 
 
-@fuzzed(110)
+@fuzzed(120)
 @given(trainings(ANY_PARTS, [*fuzz_losses.ORDINARY]))
 def test_any_module_is_computed_exactly_or_refused(training: Training) -> None:
     COUNTS["any module, " + verdict(training)] += 1
 
 
-@fuzzed(90)
+@fuzzed(140)
 @given(trainings([*fuzz_modules.ORDINARY], ANY_LOSSES, size=1))
 def test_any_loss_is_computed_exactly_or_refused(training: Training) -> None:
     COUNTS["any loss, " + verdict(training)] += 1
 
 
-@fuzzed(80)
+@fuzzed(40)
 @given(trainings([*fuzz_modules.ORDINARY], [*fuzz_losses.ORDINARY], odd=False))
 def test_ordinary_trainings_are_accepted(training: Training) -> None:
     found = verdict(training)
