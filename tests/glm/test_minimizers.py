@@ -21,6 +21,7 @@ from privagrad.privacy.events import (
     SelectEvent,
 )
 from privagrad.privacy.mechanism import GaussianSum
+from privagrad.privacy.noise import random_source
 from privagrad.privacy.releases import Releases
 from privagrad.privacy.sampling import Batches
 from tests.statistics import Constant, scale_accepted
@@ -131,6 +132,49 @@ def test_the_objective_event_counts_the_change_of_volume():
     for epsilon in (0.1, 0.3):
         assert plan.delta(epsilon) >= 1 - np.exp(epsilon - 0.4)
     assert plan.delta(0.42) < 1e-6
+
+
+@pytest.mark.parametrize("loss", SCALAR)
+def test_the_change_of_volume_is_at_most_what_is_charged(loss):
+    """1 + ℓ'' ‖a‖²/Λ, for the longest row and where its loss bends most, by differences."""
+    rule: Any = pg.methods.METHODS["objective-perturbation"]
+    event, n = ObjectiveEvent(1.0, 0.2), 50
+    plan = pg.PrivacyPlan((event,), training=event.purpose)
+    for radius in (0.5, 3.0):
+        ball = pg.Ellipsoid.ball(1, radius)
+        setting = Setting(1, Batches(n, n, 1), pg.WholeSpace(), plan, ball, step_size=1e9)
+        total = n * rule.ridge_for(setting, pg.Loss(loss))
+        one = risk(loss, [[1e3]], np.array([1.0]), radius, 0.0, rule.smoothing)
+        points = np.linspace(-5, 5, 20_001)
+        slopes = np.array([one.gradient(np.array([x]))[0] for x in points])
+        change = max(float(np.diff(slopes).max()) / (points[1] - points[0]), 0.0)
+        assert math.log1p(change / total) <= event.log_volume * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("loss", ["logistic", "hinge"])
+def test_the_tolerance_of_a_solver_is_counted_in_what_a_row_moves(loss):
+    """Two answers may each lie tolerance/ridge from minimisers that are bound/(n ridge) apart."""
+    n, ridge, radius = 50, 0.01, 0.5
+    gradients = GlmGradients(pg.Loss(loss), as_rows(np.ones((n, 3))), np.ones(n))
+    event = GaussianEvent(2.0, purpose="minimum")
+    plan = pg.PrivacyPlan((event,), training="minimum")
+    ball, told = pg.Ellipsoid.ball(3, radius), []
+    setting = Setting(3, Batches(n, n, 1), pg.WholeSpace(), plan, ball)
+
+    class Recorded(GaussianSum):
+        def certified(self, vector, sensitivity):
+            told.append((vector, sensitivity))
+            return super().certified(vector, sensitivity)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(oracle, "GaussianSum", Recorded)
+        asked = oracle.GradientOracle(gradients, setting, Releases(plan, random_source(0)), None)
+        asked.minimum(ridge, 0.1)
+    [(answer, sensitivity)] = told
+    solved = RegularizedRisk(gradients, radius, ridge, 0.1)
+    off = float(np.linalg.norm(solved.gradient(answer)))
+    assert off > 0
+    assert sensitivity >= (radius / n + 2 * off) / ridge
 
 
 def test_objective_perturbation_pays_for_its_tolerance():

@@ -11,11 +11,13 @@ from scipy.sparse import csr_array
 import privagrad as pg
 from privagrad.glm.gradients import GlmGradients
 from privagrad.glm.rows import as_rows
-from privagrad.methods import METHODS
+from privagrad.methods import METHODS, minimize
+from privagrad.methods.objective import APART, ObjectiveGradients
 from privagrad.methods.oracle import GradientOracle
 from privagrad.methods.users import UserGradients
 from privagrad.privacy.mechanism import GaussianSum
 from privagrad.privacy.users import Users
+from privagrad.queries.moments import private_moments
 
 RNG = np.random.default_rng(0)
 USERS = 60
@@ -78,6 +80,23 @@ def test_users_are_sampled_not_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     assert result.diagnostics.examples == drawn.size
 
 
+def test_an_ellipsoid_is_learned_from_one_row_of_each_user(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Queries bound rows: all rows of a user would move them by as much as they are many."""
+    seen: list[Any] = []
+
+    def watched(rows: Any, releases: Any) -> Any:
+        seen.append(rows)
+        return private_moments(rows, releases)
+
+    monkeypatch.setattr(minimize, "private_moments", watched)
+    pg.minimize("logistic", ROWS, LABELS, groups=OWNERS, **PRIVATE)
+    pg.minimize(Mean(), groups=OWNERS, **PRIVATE)
+    asked, gradients = seen
+    owners = [OWNERS[(row == ROWS).all(axis=1)] for row in asked.matrix]
+    assert np.array_equal(np.sort(np.concatenate(owners)), np.arange(USERS))
+    assert np.array_equal(np.sort(OWNERS[gradients.examples]), np.arange(USERS))
+
+
 def test_the_order_of_a_users_rows_and_the_number_of_threads_change_no_bit() -> None:
     ellipsoid = pg.Ellipsoid(np.array([1.0, 2.0, 0.1, 4.0]), 0.3)
     order = np.concatenate([RNG.permutation(np.flatnonzero(u == OWNERS)) for u in range(USERS)])
@@ -128,6 +147,16 @@ class Mean:
 
     def per_example_gradients(self, x: Any, rows: Any) -> Any:
         return x - ROWS[rows]
+
+
+@pytest.mark.parametrize("most", [1, 1024])
+@pytest.mark.parametrize("batch_size", [1, 50, 10_000])
+def test_the_slack_counts_the_rounding_of_every_other_user(batch_size: int, most: int) -> None:
+    """A user's rows weigh one together, and so does what rounding moves in them."""
+    users = Users.of(OWNERS, OWNERS.size).draw(np.random.default_rng(0), most)
+    slack = UserGradients(ObjectiveGradients(Mean()), users).slack(batch_size)
+    others = 2 * batch_size + 64
+    assert others * (APART + others * 2.0**-52) <= slack < 1e-4
 
 
 @pytest.mark.parametrize("method", ["pagan", "adaclip"])

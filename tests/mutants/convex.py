@@ -517,6 +517,30 @@ _GRADIENT_SUMS = (
         ("tests/methods/test_users.py::test_a_user_of_many_rows_moves_a_sum_by_one_and_no_more",),
     ),
     Mutant(
+        "second moments count every row of a user in full",
+        "queries/second_moments.py",
+        "some.add_to(averages.of(count), _add_moments",
+        "some.add_to(averages.of(1), _add_moments",
+        (
+            "tests/queries/test_second_moments.py::"
+            "test_a_user_at_the_bound_moves_it_by_one_with_all_rows_together[2]",
+        ),
+    ),
+    Mutant(
+        "an ellipsoid is learned from all rows of users",
+        "methods/minimize.py",
+        "rows = gradients.rows if users is None else gradients.rows.take(users.chosen)",
+        "rows = gradients.rows",
+        ("tests/methods/test_users.py::test_an_ellipsoid_is_learned_from_one_row_of_each_user",),
+    ),
+    Mutant(
+        "what rounding moves in the rows of other users is ignored",
+        "methods/users.py",
+        "return self.rows.slack(most * (batch_size + 32)) / most",
+        "return 0.0",
+        ("tests/methods/test_users.py::test_the_slack_counts_the_rounding_of_every_other_user",),
+    ),
+    Mutant(
         "a bound on minimisers counts the radius twice",
         "glm/minimizers.py",
         "limit = self._longest * (1 - 1e-9)",
@@ -539,6 +563,20 @@ _GRADIENT_SUMS = (
         "near = tolerance + tilted.rounding(tolerance) + rounded",
         "near = tolerance + tilted.rounding(tolerance)",
         (f"{_MINIMIZERS}test_the_cover_hides_the_grid_of_the_noise_in_the_objective",),
+    ),
+    Mutant(
+        "a solver's tolerance is not counted in what a row moves",
+        "methods/oracle.py",
+        "moves = (risk.bound / self.gradients.n_examples + 2 * near) / ridge",
+        "moves = risk.bound / self.gradients.n_examples / ridge",
+        (f"{_MINIMIZERS}test_the_tolerance_of_a_solver_is_counted_in_what_a_row_moves",),
+    ),
+    Mutant(
+        "noise in the objective comes with too small a ridge",
+        "methods/objective_perturbation.py",
+        "volume = bend * row**2 / math.expm1(event.log_volume)",
+        "volume = bend * row / math.expm1(event.log_volume)",
+        (f"{_MINIMIZERS}test_the_change_of_volume_is_at_most_what_is_charged[logistic]",),
     ),
     Mutant(
         "the change of volume by an objective is free",

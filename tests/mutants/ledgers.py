@@ -96,6 +96,13 @@ _BUDGETS = (
         ),
     ),
     Mutant(
+        "a later run is compared with its cover at the same epsilons alone",
+        "privacy/filters.py",
+        "beside = np.append(_gaussian_profile(mu, _EPSILONS[1:]), 0.0)",
+        "beside = _gaussian_profile(mu, _EPSILONS)",
+        (f"{_FILTERS}test_the_cover_is_above_the_profile_everywhere",),
+    ),
+    Mutant(
         "later runs leak more than their part of delta",
         "privacy/filters.py",
         "math.isfinite(mu) and used <= aside * (1 + 1e-9) and aside < delta",
@@ -121,6 +128,16 @@ _FITS = (
         "        table = job.table.with_categories(_discover(job, releases, users))\n"
         "        run_name = _reserve(job)",
         (f"{_FITTING}test_everything_released_was_reserved_before",),
+    ),
+    Mutant(
+        "all rows of a user vote for categories",
+        "fitting/fit.py",
+        "            counts = job.table.counts_of(users.chosen)\n",
+        "            counts = dict(counts)\n",
+        (
+            "tests/fitting/test_users.py::"
+            "test_a_fit_tells_users_alone_and_finds_no_category_of_one_user",
+        ),
     ),
     Mutant(
         "a fit ends for free",

@@ -12,6 +12,7 @@ from scipy.sparse import csr_array
 from privagrad.glm.examples import Examples
 from privagrad.glm.rows import as_rows
 from privagrad.privacy.mechanism import GaussianSum
+from privagrad.privacy.users import Users
 from privagrad.queries import second_moments
 from privagrad.queries.second_moments import (
     PURPOSE,
@@ -32,7 +33,7 @@ def table(n=400, dim=4, seed=0):
     return rng.standard_normal((n, dim)) * (rng.random((n, dim)) < 0.7), rng.standard_normal(n)
 
 
-def handed(X, y, radius, noise, layout=np.asarray):
+def handed(X, y, radius, noise, layout=np.asarray, users=None):
     """The mechanism, and the units that it was handed."""
     made = []
 
@@ -44,7 +45,8 @@ def handed(X, y, radius, noise, layout=np.asarray):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(second_moments, "GaussianSum", Recorded)
         releases = releases_at({PURPOSE: noise})
-        private_second_moments(Examples(as_rows(layout(X)), y), radius, releases)
+        rows = Examples(as_rows(layout(X)), y)
+        private_second_moments(rows, radius, releases, users=users)
     return made[0]
 
 
@@ -76,6 +78,18 @@ def test_a_row_at_the_bound_moves_it_by_one():
     for radius in (85.0, 20.0):
         mechanism, units = handed(X, y, radius, 1.0)
         assert np.linalg.norm(units) * mechanism.grid == pytest.approx(1.0, abs=1e-5)
+
+
+@pytest.mark.parametrize("count", [2, 30])
+def test_a_user_at_the_bound_moves_it_by_one_with_all_rows_together(count):
+    X, y = table(4 + count)
+    X[4:], y[4:] = [3.0, -4.0, 12.0, 0.0], 84.0
+    users = Users.of([0, 0, 1, 1] + [2] * count, 4 + count).draw(np.random.default_rng(0))
+    mechanism, units = handed(X, y, 20.0, 1.0, users=users)
+    X[4:] = y[4:] = 0.0
+    _, rest = handed(X, y, 20.0, 1.0, users=users)
+    moved = np.linalg.norm(units - rest) * mechanism.grid
+    assert 1 - 1e-4 < moved <= mechanism.sensitivity
 
 
 @pytest.mark.parametrize("layout", [np.asarray, csr_array])
