@@ -20,6 +20,7 @@ from privagrad.estimators._tables import Given
 from privagrad.glm.rows import as_rows
 from privagrad.methods.loop import train
 from privagrad.methods.users import UserGradients
+from privagrad.privacy.mechanism import GaussianSum
 from privagrad.privacy.noise import random_source
 from privagrad.privacy.users import Users
 
@@ -103,6 +104,22 @@ def test_training_sees_all_rows_and_queries_one_of_each_user(
     assert isinstance(gradients, UserGradients)
     assert gradients.users.rows.size == OWNERS.size
     assert OWNERS[gradients.users.chosen].tolist() == list(range(USERS))
+
+
+@pytest.mark.parametrize("y", [SIGNS, CLASSES], ids=["two classes", "three classes"])
+def test_every_query_counts_users(y: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Units, norms, calibration and evaluation are means over users: of one row of each."""
+    sizes: set[float] = set()
+    release = GaussianSum.release
+
+    def watched(self: GaussianSum, *arguments: Any) -> Any:
+        sizes.add(self.batch_size)
+        return release(self, *arguments)
+
+    monkeypatch.setattr(GaussianSum, "release", watched)
+    model = pg.PrivateLogisticRegression(8.0, evaluate=True, class_weight="balanced", batch_size=50)
+    model.fit(X, y, groups=OWNERS)
+    assert sizes == {50, USERS}
 
 
 @pytest.mark.parametrize(

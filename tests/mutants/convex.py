@@ -374,6 +374,13 @@ _COSTS = (
         (f"{_COMPOSITION}test_what_lies_above_the_window_is_bounded_and_paid_from_delta",),
     ),
     Mutant(
+        "losses that are left out cost nothing",
+        "privacy/privacy_loss.py",
+        "return LossGrid(first, masses, float(above[-1]) + tails.certain, rounding)",
+        "return LossGrid(first, masses, 0.0, rounding)",
+        (f"{_COMPOSITION}test_losses_that_are_left_out_count_as_infinite",),
+    ),
+    Mutant(
         "losses are rounded down",
         "privacy/privacy_loss.py",
         "upper = np.clip((mass - scaled) / -math.expm1(-interval), 0.0, mass)",
@@ -443,11 +450,14 @@ _GRADIENT_SUMS = (
         ),
     ),
     Mutant(
-        "huge rows without a gradient make sums of several classes NaN",
-        "_internal/lanes.py",
-        "block.add(block.place(0, 1), builder.select(used, rounded, zero))",
-        "block.add(block.place(0, 1), rounded)",
-        ("tests/_internal/test_lanes.py",),
+        "infinite rows stay in the sum of several classes",
+        "glm/kernels.py",
+        "shrink = limit / norm if math.isfinite(norm) else math.nan",
+        "shrink = limit / norm if math.isfinite(norm) else 1.0",
+        (
+            f"{_GRADIENTS}test_rows_that_are_not_finite_count_and_contribute_nothing"
+            "[softmax-dense-radial]",
+        ),
     ),
     Mutant(
         "rows are bounded by the smaller slope of a quantile",
@@ -532,6 +542,13 @@ _GRADIENT_SUMS = (
         "rows = gradients.rows if users is None else gradients.rows.take(users.chosen)",
         "rows = gradients.rows",
         ("tests/methods/test_users.py::test_an_ellipsoid_is_learned_from_one_row_of_each_user",),
+    ),
+    Mutant(
+        "queries of a fit see all rows of users",
+        "linear/fit.py",
+        "return _Standardized(gradients.take(problem.users.chosen), trained,",
+        "return _Standardized(gradients, trained,",
+        ("tests/estimators/test_users.py::test_every_query_counts_users[two classes]",),
     ),
     Mutant(
         "what rounding moves in the rows of other users is ignored",

@@ -16,7 +16,7 @@ from pathlib import Path
 from tests.mutants.mutant import ROOT, Mutant
 
 _COPIED = ("src", "tests", "docs", "benchmarks", "examples", "pyproject.toml", "README.md")
-_FAILED = re.compile(r"^(?:FAILED|ERROR) (\S+?::\S+)", re.MULTILINE)
+_FAILED = re.compile(r"^(?:FAILED|ERROR) (.+?::.+?)(?: - .*)?$", re.MULTILINE)
 _SECONDS = 900
 _PASSED, _FAILURES = 0, 1
 """What pytest exits with."""

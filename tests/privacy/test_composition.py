@@ -209,6 +209,18 @@ def test_infinite_losses_are_paid_from_delta():
     assert leaking.delta(2.0) == pytest.approx(plain.delta(2.0) + 1e-6, rel=1e-6)
 
 
+@pytest.mark.parametrize("tail", [1e-2, 1e-6])
+def test_losses_that_are_left_out_count_as_infinite(tail):
+    mu, interval = 1.0, 0.01
+    grid = on_grid(poisson_tails(mu, 1.0, True, tail), interval)
+    assert grid.certain >= tail * (1 - 1e-3)
+    top = interval * (grid.first + grid.masses.size - 1)
+    for epsilon in (top - 0.5, top, top + 0.1):
+        assert Composition([(grid, 1)], interval).delta(epsilon) >= exact_delta(epsilon, mu)
+    event = GaussianEvent(1.0, 1, "with_replacement", 40, 40)
+    assert fixed_size_tails(event, tail).certain == _repeats(40, 40, tail)[2] > 0
+
+
 @pytest.mark.parametrize("epsilon", [-0.05, 0.0, 0.3, 5.0, 60.0])
 def test_delta_is_found_wherever_epsilon_lies(epsilon):
     """Inside, below and beyond the losses that are possible."""
