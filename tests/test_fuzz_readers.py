@@ -40,7 +40,7 @@ from privagrad.report.card import card_text, privacy_card
 from privagrad.report.card_check import check_card
 from privagrad.report.statement import read_statement, statement_template
 from privagrad.torch import PrivacyEngine, journal
-from tests.mutations import changed, damaged
+from tests.damage import changed, damaged
 from tests.torch.small import private
 
 TIMES = int(os.environ.get("PRIVAGRAD_FUZZ_EXAMPLES", "1"))
