@@ -45,8 +45,9 @@ class Trees:
             verdict = tree.run_with(mutant)
         finally:
             self.free.put(tree)
-        caught = f"caught by {verdict.failed[0]}" if verdict.failed else "SURVIVED"
-        print(f"{mutant.name}: {caught} {verdict.why}({time.monotonic() - start:.0f} s)", flush=True)
+        seconds = time.monotonic() - start
+        told = f"caught by {verdict.failed[0]}" if verdict.failed else f"SURVIVED {verdict.why}"
+        print(f"{mutant.name}: {told} ({seconds:.0f} s)", flush=True)
         return verdict
 
 
@@ -73,13 +74,13 @@ def main() -> None:
                 )
         print(f"{len(tests)} tests pass without bugs", flush=True)
         verdicts = list(threads.map(trees.broken, chosen))
-    caught = sum(bool(verdict.failed) for verdict in verdicts)
     if given.write is not None:
         _write(given.write, chosen, verdicts)
-    survivors = [one.name for one, verdict in zip(chosen, verdicts, strict=True) if not verdict.failed]
+    pairs = zip(chosen, verdicts, strict=True)
+    survivors = [mutant.name for mutant, verdict in pairs if not verdict.failed]
     print(f"survivors: {', '.join(survivors) or 'none'}")
-    print(f"{caught} of {len(chosen)} mutants caught")
-    raise SystemExit(0 if caught == len(chosen) else 1)
+    print(f"{len(chosen) - len(survivors)} of {len(chosen)} mutants caught")
+    raise SystemExit(1 if survivors else 0)
 
 
 def _write(page: Path, mutants: list[Mutant], verdicts: list[Verdict]) -> None:

@@ -80,8 +80,8 @@ class Tree:
 
 
 def _run(root: Path, tests: tuple[str, ...], kernels: Path) -> Verdict:
-    # The command line of a test is long: no other plugins, no summary but of failures.
-    command = [sys.executable, "-B", "-m", "pytest", "-x", "-rfE", "--tb=no", "-p", "no:cacheprovider"]
+    command = [sys.executable, "-B", "-m", "pytest", "-x", "-rfE", "--tb=no"]
+    command += ["-p", "no:cacheprovider"]
     environment = {
         **os.environ, "PYTHONPATH": str(root / "src"), "NUMBA_CACHE_DIR": str(kernels),
         "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1",
