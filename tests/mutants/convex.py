@@ -450,16 +450,6 @@ _GRADIENT_SUMS = (
         ),
     ),
     Mutant(
-        "infinite rows stay in the sum of several classes",
-        "glm/kernels.py",
-        "shrink = limit / norm if math.isfinite(norm) else math.nan",
-        "shrink = limit / norm if math.isfinite(norm) else 1.0",
-        (
-            f"{_GRADIENTS}test_rows_that_are_not_finite_count_and_contribute_nothing"
-            "[softmax-dense-radial]",
-        ),
-    ),
-    Mutant(
         "rows are bounded by the smaller slope of a quantile",
         "glm/losses.py",
         "return max(parameter, 1.0 - parameter)",
