@@ -62,9 +62,10 @@ class Tree:
     def run_with(self, mutant: Mutant) -> Verdict:
         """What a mutant's tests say of the copy with its bug."""
         with self._bug(mutant), tempfile.TemporaryDirectory() as empty:
-            # Compiled kernels are kept by the file they are in. One that calls a changed kernel of
+            # Compiled kernels are kept by the file they are in. One that calls what has changed in
             # another file would not be compiled again.
-            compiled = "@kernel" in mutant.source(self._root).read_text()
+            text = mutant.source(self._root).read_text()
+            compiled = "@kernel" in text or "Instruction(" in text
             return _run(self._root, mutant.tests, Path(empty) if compiled else self._kernels)
 
     @contextmanager
