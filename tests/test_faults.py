@@ -14,6 +14,7 @@ pytestmark = [
     pytest.mark.skipif(not hasattr(os, "fork"), reason="kills forked processes"),
     pytest.mark.filterwarnings("ignore"),
 ]
+ELSEWHERE = ("database restarted", "worker lost")
 FEW = {"Ctrl-C": 1, "truncated files": 60}
 
 
@@ -24,8 +25,8 @@ def test_kills_at_random_moments_lose_nothing(name: str, tmp_path: Path) -> None
     assert seen.under == []
 
 
-@pytest.mark.parametrize("name", [name for name in FAULTS if name != "database restarted"])
+@pytest.mark.parametrize("name", [name for name in FAULTS if name not in ELSEWHERE])
 def test_other_faults_lose_nothing(name: str, tmp_path: Path) -> None:
-    """The server has a test of its own, in tests/privacy/test_ledger_server.py."""
+    """Servers and clusters: tests/privacy/test_ledger_server.py, tests/distributed."""
     make, _ = FAULTS[name]
     make(tmp_path / "work", random.Random(), FEW.get(name, 3))

@@ -31,6 +31,7 @@ from privagrad.privacy.ledger import Ledger
 from privagrad.torch import PrivacyEngine
 from tests import killing
 from tests.faults.kills import EVENT, place_for_a_fit, told_before_release
+from tests.faults.workers import workers_lost
 from tests.torch.small import private
 
 Row = tuple[str, str]
@@ -342,5 +343,6 @@ FAULTS: dict[str, tuple[Callable[[Path, random.Random, int], Row], int]] = {
     "memory exhausted": (no_memory, 60),
     "Ctrl-C": (control_c, 30),
     "database restarted": (server_restarts, 60),
+    "worker lost": (workers_lost, 20),
 }
 """Each fault, and how often `make faults` makes it."""
