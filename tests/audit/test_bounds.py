@@ -1,13 +1,14 @@
 """Lower bounds from scores: they hold, they are near what is there, and nonsense is refused."""
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
 from scipy import stats
 
 from privagrad.audit import measure_release, measure_run
-from privagrad.audit.bounds import _chance
+from privagrad.audit.bounds import _chance, guessed
 from privagrad.privacy.accounting import PrivacyPlan
 from privagrad.privacy.events import GaussianEvent
 
@@ -53,6 +54,18 @@ def test_scores_that_tell_nothing_show_nothing() -> None:
     assert measure_run(rng.random(1000) < 0.5, rng.normal(size=1000), 1.0, DELTA).measured < 0.3
 
 
+def test_the_order_of_the_canaries_shows_nothing() -> None:
+    """Those that are in come last: with equal scores, ranks by place would be right guesses."""
+    included = np.sort(np.random.default_rng(0).random(1000) < 0.5)
+    assert measure_run(included, np.zeros(1000), 1.0, DELTA).measured == 0.0
+
+
+@pytest.mark.parametrize("canaries", [10, 11, 13, 15, 1001])
+def test_no_canary_is_guessed_twice(canaries: int) -> None:
+    found = guessed(np.arange(canaries) % 2, np.arange(canaries))
+    assert max(one.guesses for one in found) == canaries // 2 * 2
+
+
 def test_the_chance_of_right_guesses_bounds_randomized_response() -> None:
     """Without delta it is a binomial tail, which randomized response attains."""
     for epsilon in (0.1, 1.0, 3.0):
@@ -79,11 +92,22 @@ def test_a_run_of_randomized_response(epsilon: float) -> None:
         ([True] * 5, [1.0] * 5, "at least 10 finite numbers"),
         ([True] * 20, [1.0] * 19, "with a score each"),
         ([True] * 20, [1.0] * 19 + [math.nan], "19 are finite"),
+        ([-1, 1] * 10, [1.0] * 20, r"True or False \(1 or 0\)"),
+        (["0", "1"] * 10, [1.0] * 20, r"True or False \(1 or 0\)"),
+        ([math.nan, 1.0] * 10, [1.0] * 20, r"True or False \(1 or 0\)"),
     ],
 )
-def test_bad_scores_are_refused(included: list[bool], found: list[float], message: str) -> None:
+def test_bad_scores_are_refused(included: list[Any], found: list[float], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         measure_run(included, found, 1.0, DELTA)
+
+
+@pytest.mark.parametrize(
+    ("epsilon", "delta"), [(-1.0, DELTA), (math.nan, DELTA), (1.0, -0.1), (1.0, math.nan), (1.0, 1)]
+)
+def test_claims_without_a_meaning_are_refused(epsilon: float, delta: float) -> None:
+    with pytest.raises(ValueError, match=r"Expected (epsilon|delta)"):
+        measure_run([True, False] * 10, np.arange(20.0), epsilon, delta)
 
 
 def test_selections_cannot_be_audited_this_way() -> None:

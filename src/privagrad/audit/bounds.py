@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from privagrad._internal import validate
 from privagrad._internal.validate import Vector
 from privagrad.privacy.accounting import PrivacyPlan, require_meaningful
 from privagrad.privacy.events import Event, Release, SelectEvent
@@ -158,8 +159,12 @@ def measure_run(
     The r/2 canaries of the largest scores are guessed to be in, the r/2 of the smallest out. If the
     training is (ε, δ)-differentially private, the number of right guesses is at most a binomial one
     of probability e^ε/(1 + e^ε), up to a term of δ (Steinke, Nasr and Jagielski 2023, Theorem 5.2).
-    Several r are tried, each at its share of 1 - confidence.
+    Several r are tried, each at its share of 1 - confidence. Equal scores are ranked by a fixed
+    shuffle: the order of the canaries may tell which are in.
     """
+    epsilon = validate.positive("epsilon", epsilon)
+    if not 0 <= delta < 1:
+        raise ValueError(f"Expected delta in [0, 1), found delta={delta!r}.")
     tries = guessed(included, scores)
     canaries, alpha = np.asarray(included).size, (1 - confidence_of(confidence)) / len(tries)
     best, rates = 0.0, (0.5, 0.5)
@@ -183,19 +188,33 @@ class Guesses(NamedTuple):
 
 def guessed(included: ArrayLike, scores: ArrayLike) -> list[Guesses]:
     """The smallest scores are guessed to be out and the largest to be in; several numbers."""
-    truth = np.asarray(included, dtype=bool)
-    ranked = np.argsort(_scores("scores", scores), kind="stable")
-    if truth.ndim != 1 or truth.size != ranked.size or truth.size < 10:
+    truth, values = _coins(included), _scores("scores", scores)
+    if truth.size != values.size or truth.size < 10:
         raise ValueError(
             f"Expected at least 10 canaries with a score each, found {truth.size} and "
-            f"{ranked.size} scores."
+            f"{values.size} scores."
         )
+    # Equal scores in the order of the canaries would let that order guess.
+    shuffled = np.random.default_rng(0).permutation(truth.size)
+    ranked = shuffled[np.argsort(values[shuffled], kind="stable")]
     found = []
-    for guesses in sorted({max(2 * round(truth.size / part / 2), 2) for part in _PARTS}):
-        low, high = truth[ranked[: guesses // 2]], truth[ranked[-guesses // 2 :]]
+    most = truth.size // 2
+    for half in sorted({min(max(round(truth.size / part / 2), 1), most) for part in _PARTS}):
+        low, high = truth[ranked[:half]], truth[ranked[-half:]]
         rates = float(low.mean()), float(high.mean())
-        found.append(Guesses(guesses, int(high.sum() + (~low).sum()), rates))
+        found.append(Guesses(2 * half, int(high.sum() + (~low).sum()), rates))
     return found
+
+
+def _coins(included: ArrayLike) -> NDArray[np.bool_]:
+    """Whether each canary was in, of booleans or of the numbers 0 and 1."""
+    found = np.asarray(included)
+    if found.ndim != 1 or found.dtype.kind not in "biuf" or not np.isin(found, (0, 1)).all():
+        raise ValueError(
+            "Expected True or False (1 or 0) for each canary as included, found other values: say "
+            "which canaries were in the training."
+        )
+    return found.astype(np.bool_)
 
 
 def confidence_of(value: float) -> float:
