@@ -451,6 +451,17 @@ def test_libsvm_files_are_utf8(tmp_path):
         read_table(path)
 
 
+@pytest.mark.parametrize(
+    "text", ["+1 1:2 5\n2:3\n", "+1 1:2:3 4\n", "2:3 1\n", "  2:3 1\n", "+1 1:2 5\n-1 2:\n"]
+)
+def test_lines_of_libsvm_files_take_no_numbers_of_others(tmp_path, text):
+    """Each of these has as many numbers as colons and labels ask for, but not in each line."""
+    path = tmp_path / "rows.libsvm"
+    path.write_text("+1 1:2\n" + text)
+    with pytest.raises(ValueError, match=r"'label index:value ...' in line [23]"):
+        read_table(path)
+
+
 def test_libsvm_files_have_no_schema(tmp_path):
     path = tmp_path / "rows.libsvm"
     path.write_text("+1 1:2\n")

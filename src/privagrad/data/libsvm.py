@@ -25,6 +25,7 @@ ENDINGS = (".libsvm", ".svm", ".svmlight", ".t", "")
 LABEL = "(target)"
 _BLOCK, _BEYOND = 2**22, 2**40
 _TORN = (b" :", b": ", b"\t:", b":\t", b":\n", b"\n:", b"_")
+_BLANK, _NEWLINE, _COLON = b" \n:"
 
 MOST_COLUMNS = 2**26
 """One line could otherwise ask for more memory than there is."""
@@ -198,13 +199,14 @@ def _parsed(block: bytes, path: Path, line: int) -> tuple[Vector, Integers, Inte
     lines = block.split(b"\n")
     if b"#" in block:
         lines = [text.split(b"#")[0] for text in lines]
-    told = [text for text in lines if text and not text.isspace()]
+    told = [text.strip() for text in lines if text and not text.isspace()]
     counts = np.array([text.count(b":") for text in told], dtype=np.int64)
-    joined = b"\n".join(told)
+    joined = b"\n".join([b"", *told, b""])
     words = joined.replace(b":", b" ").split()
     starts = np.concatenate([[0], np.cumsum(1 + 2 * counts)])
     try:
-        if len(words) != starts[-1] or any(mark in joined for mark in _TORN):
+        torn = any(mark in joined for mark in _TORN) or _unpaired(joined)
+        if len(words) != starts[-1] or torn:
             raise ValueError
         numbers = np.fromiter(map(float, words), np.float64, len(words))
         first = np.zeros(numbers.size, dtype=np.bool_)
@@ -216,6 +218,18 @@ def _parsed(block: bytes, path: Path, line: int) -> tuple[Vector, Integers, Inte
     except (ValueError, OverflowError):
         raise _fault(lines, path, line) from None
     return numbers[first], counts, indices, pairs[:, 1]
+
+
+def _unpaired(lines: bytes) -> bool:
+    """Whether an index does not follow a blank.
+
+    Where none is, and there are as many numbers as there should be, no line takes a number of
+    another one.
+    """
+    text = np.frombuffer(lines, np.uint8)
+    marks = text[(text <= _BLANK) | (text == _COLON)]
+    before, colons = marks[:-1], marks[1:] == _COLON
+    return bool((colons & ((before == _COLON) | (before == _NEWLINE))).any())
 
 
 def _require_text(block: bytes, path: Path) -> None:
