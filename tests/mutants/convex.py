@@ -91,7 +91,7 @@ _NOISE_AND_BOUNDS = (
     Mutant(
         "discrete noise is rounded down",
         "privacy/discrete.py",
-        "return math.ceil(math.sqrt(deviation**2 + DISCRETE_SPREAD**2))",
+        "return math.isqrt(least - 1) + 1",
         "return math.floor(deviation)",
         (
             "tests/privacy/test_discrete.py::"

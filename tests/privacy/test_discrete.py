@@ -1,6 +1,7 @@
 """The discrete Gaussian: exact probabilities, and what they are worth."""
 
 import math
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -69,6 +70,13 @@ def test_it_protects_at_least_as_well_as_the_gaussian_it_is_charged_as(deviation
     assert sigma**2 >= deviation**2 + 9
     assert np.all(discrete(sigma) <= charged + 1e-15)
     assert np.any(discrete(deviation * 0.95) > charged)
+
+
+@pytest.mark.parametrize("deviation", [2.0**30, 2.0**40, 2.0**28 - 1e-8, 5.0, 1e-9])
+def test_the_parameter_is_the_least_whole_number_that_is_large_enough(deviation):
+    """Also where doubles lose the 9 beside the square."""
+    sigma, needed = discrete_parameter(deviation), Fraction(deviation) ** 2 + 9
+    assert (sigma - 1) ** 2 < needed <= sigma**2
 
 
 @pytest.mark.parametrize("noise_multiplier", [0.7, 30.0])

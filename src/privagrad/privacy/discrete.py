@@ -10,6 +10,7 @@ decision compares random words with whole numbers: there is no rounding and no a
 from __future__ import annotations
 
 import math
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -34,7 +35,8 @@ def discrete_parameter(deviation: float) -> int:
     probabilities proportional to those of N(·, 9): by Poisson's summation formula the sums that
     both are divided by vary by that little. So it is a Gaussian mechanism, processed further.
     """
-    return math.ceil(math.sqrt(deviation**2 + DISCRETE_SPREAD**2))
+    least = math.ceil(Fraction(deviation) ** 2 + Fraction(DISCRETE_SPREAD) ** 2)
+    return math.isqrt(least - 1) + 1
 
 
 def add_discrete(units: Vector, stream: KeyStream, deviation: float) -> None:
