@@ -133,6 +133,7 @@ WRONG = {
     "another target": (lambda f, X: (f / "parts", "labl"), ValueError, "Did you mean 'label'"),
     "no folder": (lambda f, X: (f / "nothing", "label"), FileNotFoundError, "found nothing"),
     "texts": (lambda f, X: (texts(f), "label"), TypeError, "other columns: 'city'"),
+    "a file twice": (lambda f, X: (linked(f), "label"), ValueError, "which are one file"),
     "folders in it": (lambda f, X: (inner(f), "label"), ValueError, "names of folders"),
     "several kinds": (lambda f, X: (mixed(f), "label"), ValueError, ".csv, .parquet"),
     "NaN": (lambda f, X: (gaps(f, X), X[:, 0]), ValueError, "column 2"),
@@ -150,6 +151,12 @@ def texts(folder: Path) -> Path:
 
 def inner(folder: Path) -> Path:
     (folder / "parts" / "year=2024").mkdir()
+    return folder / "parts"
+
+
+def linked(folder: Path) -> Path:
+    first = min((folder / "parts").iterdir())
+    (folder / "parts" / f"z{first.name}").symlink_to(first)
     return folder / "parts"
 
 

@@ -42,7 +42,21 @@ def files_of(path: Path) -> list[Path]:
         raise ValueError(
             f"Expected files of one kind in {path.name} (Parquet, Arrow or text), found {shown}."
         )
+    _require_different(found)
     return found
+
+
+def _require_different(files: list[Path]) -> None:
+    """Refuse links to another one of the files: a guarantee for one row is none for its copies."""
+    seen: dict[tuple[int, int], str] = {}
+    for file in filter(Path.exists, files):
+        about = file.stat()
+        other = seen.setdefault((about.st_dev, about.st_ino), file.name)
+        if other != file.name:
+            raise ValueError(
+                f"Expected different files in {file.parent.name}, found {other!r} and "
+                f"{file.name!r}, which are one file: its rows would count twice. Remove the link."
+            )
 
 
 def ending_of(path: Path) -> str:
