@@ -137,6 +137,31 @@ def test_a_source_that_changed_is_refused(
         held.total(counted, sample=None)
 
 
+@pytest.mark.parametrize("kept", [False, True])
+def test_rows_in_another_order_are_refused(
+    lone: tuple[Client, LocalCluster], tmp_path: Path, kept: bool
+) -> None:
+    """As many as before: but one may now be in a partition that was not loaded again, too."""
+    first = tmp_path / "rows"
+    first.write_text("0")
+
+    def load() -> Examples:
+        return Load(int(first.read_text()), int(first.read_text()) + 400)()
+
+    held = ClusterPartitions.load(lone[0], [load, Load(400, 900)])
+    used = held.kept(((same_rows, ()),)) if kept else held
+    assert used.total(counted, sample=None)[0][0] == 900
+    first.write_text("1")
+    stop_all(*lone)
+    start(*lone)
+    with pytest.raises(RuntimeError, match="Expected the rows in partition 0 as before, found oth"):
+        used.total(counted, sample=None)
+
+
+def same_rows(examples: Examples) -> Examples:
+    return examples
+
+
 def test_a_fit_waits_for_workers_but_not_forever(lone: tuple[Client, LocalCluster]) -> None:
     held = ClusterPartitions.load(lone[0], loaders(), patience=0.2)
     stop_all(*lone)

@@ -23,6 +23,8 @@ from privagrad.distributed.worker import (
     Place,
     Question,
     ask,
+    mark_of,
+    require_same_rows,
     together,
     version_here,
 )
@@ -62,6 +64,8 @@ class ClusterPartitions:
         `Examples` on the cluster, in the order of the rows.
     counts : sequence of int
         The rows of each, which are public.
+    marks : sequence of int or None
+        A checksum of each, by which a partition that is loaded again with other rows is noticed.
     dim : int
         The number of columns.
     sparse : bool
@@ -79,17 +83,18 @@ class ClusterPartitions:
     """
 
     def __init__(
-        self, client: Any, futures: Sequence[Any], counts: Sequence[int], dim: int,
-        sparse: bool, *, fan_out: int = FAN_OUT, patience: float = PATIENCE,
+        self, client: Any, futures: Sequence[Any], counts: Sequence[int],
+        marks: Sequence[int | None], dim: int, sparse: bool, *, fan_out: int = FAN_OUT,
+        patience: float = PATIENCE,
     ) -> None:  # fmt: skip
         self._client, self._futures = client, list(futures)
         self._fan_out, self._patience = fan_out, patience
         self._shape, self._sparse = (sum(counts), dim), sparse
         firsts = accumulate(counts[:-1], initial=0)
         self._places = [
-            Place(number, future.key, first, count)
-            for number, (future, first, count) in enumerate(
-                zip(futures, firsts, counts, strict=True)
+            Place(number, future.key, first, count, mark)
+            for number, (future, first, count, mark) in enumerate(
+                zip(futures, firsts, counts, marks, strict=True)
             )
         ]
         self._where: dict[int, str] = {}
@@ -108,17 +113,17 @@ class ClusterPartitions:
             )
         client.register_plugin(PartitionPlugin())
         shapes = gathered(client, client.map(_facts, futures, pure=False))
-        kinds = Counter((dim, sparse) for _, dim, sparse in shapes)
+        kinds = Counter((dim, sparse) for _, dim, sparse, _ in shapes)
         if len(kinds) != 1:
             found = ", ".join(f"{dim} columns" + " (CSR)" * sparse for dim, sparse in kinds)
             raise ValueError(
                 f"Expected partitions of the same columns, found {found or 'no partitions'}."
             )
         ((dim, sparse),) = kinds
-        counts = [count for count, _, _ in shapes]
+        counts, marks = [count for count, *_ in shapes], [mark for *_, mark in shapes]
         if not sum(counts):
             raise ValueError(f"Expected at least one row in {len(counts)} partitions, found none.")
-        return cls(client, futures, counts, dim, sparse, fan_out=fan_out, patience=patience)
+        return cls(client, futures, counts, marks, dim, sparse, fan_out=fan_out, patience=patience)
 
     @classmethod
     def load(
@@ -146,14 +151,16 @@ class ClusterPartitions:
         """The partitions after `maps`, computed where they are and again where they are lost."""
         # A task of its own: it is sent to every worker once, and can be run again.
         shared = self._client.submit(_same, tuple(maps), pure=False)
-        futures = self._client.map(_mapped, self._futures, maps=shared, pure=False)
+        # Without keys, which Dask may take for the partitions themselves.
+        places = [place._replace(key="") for place in self._places]
+        futures = self._client.map(_mapped, self._futures, places, maps=shared, pure=False)
         counts = [place.size for place in self._places]
         shown = PartitionedExamples.of(self)
         for function, arguments in maps:
             shown = shown.mapped(function, *arguments)
         return ClusterPartitions(
-            self._client, futures, counts, shown.dim, shown.sparse, fan_out=self._fan_out,
-            patience=self._patience,
+            self._client, futures, counts, [None] * len(counts), shown.dim, shown.sparse,
+            fan_out=self._fan_out, patience=self._patience,
         )  # fmt: skip
 
     def labels(self) -> NDArray[Any]:
@@ -284,8 +291,8 @@ def _addresses(branch: Branch) -> Iterable[str]:
         yield from _addresses(below)
 
 
-def _facts(examples: Examples) -> tuple[int, int, bool]:
-    return *examples.shape, examples.sparse
+def _facts(examples: Examples) -> tuple[int, int, bool, int]:
+    return *examples.shape, examples.sparse, mark_of(examples)
 
 
 def _labels(examples: Examples) -> Vector:
@@ -298,7 +305,8 @@ def _labels(examples: Examples) -> Vector:
     return labels
 
 
-def _mapped(examples: Examples, maps: Sequence[RowMap]) -> Examples:
+def _mapped(examples: Examples, place: Place, maps: Sequence[RowMap]) -> Examples:
+    require_same_rows(examples, place)
     return apply(examples, maps)
 
 

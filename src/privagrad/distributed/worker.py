@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import zlib
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from importlib.metadata import version as version_of
 from threading import Lock
 from typing import Any, NamedTuple
+from weakref import ref
 
 import numpy as np
 from distributed import Worker, WorkerPlugin
@@ -18,6 +20,7 @@ from distributed.protocol.serialize import to_serialize
 from privagrad._internal.errors import ClusterError
 from privagrad._internal.threads import at_most
 from privagrad.glm.examples import Examples, Sample, Sums
+from privagrad.glm.rows import DenseRows
 from privagrad.glm.stored import added
 from privagrad.privacy.sampling import Batches, Rows, Samples
 
@@ -33,12 +36,16 @@ _MOST_RUNS = 4
 
 
 class Place(NamedTuple):
-    """A partition: its number, its key on the cluster, the number of its first row, its rows."""
+    """A partition: its number, its key on the cluster, the number of its first row, its rows.
+
+    `mark` is that of its rows when it was first loaded; None: it was made of such a partition.
+    """
 
     number: int
     key: str
     first: int
     size: int
+    mark: int | None = None
 
 
 class Branch(NamedTuple):
@@ -77,6 +84,7 @@ class PartitionPlugin(WorkerPlugin):
 
     def __init__(self) -> None:
         self._samples: dict[tuple[Batches, int], Samples] = {}
+        self._seen: dict[str, ref[Examples]] = {}
 
     def setup(self, worker: Worker) -> None:
         self._worker, self._drawing = worker, Lock()
@@ -118,12 +126,10 @@ class PartitionPlugin(WorkerPlugin):
         return together(answers)
 
     def _of(self, examples: Examples, place: Place, asked: Question) -> Answer:
-        if examples.shape[0] != place.size:
-            raise ClusterError(
-                f"Expected {place.size} rows in partition {place.number} as before, found "
-                f"{examples.shape[0]} after it was loaded again. Its source has changed: what was "
-                "released stays charged; start again with rows that stay the same."
-            )
+        seen = self._seen.get(place.key)
+        if seen is None or seen() is not examples:
+            require_same_rows(examples, place)
+            self._seen[place.key] = ref(examples, lambda _: self._seen.pop(place.key, None))
         if asked.sample is not None and asked.sample[0].batches.sampling is not None:
             rows = self._drawn(asked.sample, place)
             examples = examples.take(np.sort(rows) - place.first)
@@ -142,6 +148,31 @@ class PartitionPlugin(WorkerPlugin):
                 own = Samples(*key)
             self._samples = {key: own, **dict(list(self._samples.items())[: _MOST_RUNS - 1])}
             return own.of_step(step, place.first, place.first + place.size)
+
+
+def mark_of(examples: Examples) -> int:
+    """A checksum of the rows in their order, and of their targets."""
+    rows, found = examples.rows, 0
+    arrays = [rows.array] if isinstance(rows, DenseRows) else [rows.data, rows.indices, rows.indptr]
+    for array in (*arrays, examples.targets):
+        found = zlib.crc32(np.ascontiguousarray(array).data, found)
+    return found
+
+
+def require_same_rows(examples: Examples, place: Place) -> None:
+    """Refuse a partition that has been loaded again with other rows, or in another order.
+
+    A row could otherwise be in two partitions, and count twice in one release.
+    """
+    size = examples.shape[0]
+    if size == place.size and place.mark in (None, mark_of(examples)):
+        return
+    expected, found = (f"{place.size} rows", size) if size != place.size else ("the rows", "others")
+    raise ClusterError(
+        f"Expected {expected} in partition {place.number} as before, found {found} after it was "
+        "loaded again. Its source has changed: what was released stays charged; start again with "
+        "rows that stay the same, in the same order."
+    )
 
 
 async def ask(server: Any, branch: Branch, question: bytes) -> Answer:
