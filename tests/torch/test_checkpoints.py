@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import io
 import pickle
 import zipfile
@@ -122,6 +123,21 @@ def test_a_run_that_loads_its_own_file_is_seen_by_others(path: Path) -> None:
     run.epoch()
     assert steps(run) == 16
     assert steps(load(path)) == 16
+
+
+def test_copies_of_an_engine_count_beside_each_other(path: Path) -> None:
+    """Under one name their notes of releases would count as those of one run."""
+    save(fresh(), path)
+    engine = PrivacyEngine()
+    for one in (engine, copy.deepcopy(engine), pickle.loads(pickle.dumps(engine))):
+        load(path, one).epoch()
+    assert steps(load(path)) == 3 * steps_of_an_epoch()
+
+
+def steps_of_an_epoch() -> int:
+    run = fresh()
+    run.epoch()
+    return steps(run)
 
 
 def test_a_file_that_is_written_over_counts_once(path: Path) -> None:

@@ -43,6 +43,10 @@ class Accountant:
         self._journals: list[Path] = []
         self._process = os.getpid()
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Of a copy: what it releases counts beside what the original releases."""
+        vars(self).update(state, run=uuid.uuid4().hex)
+
     def check_process(self) -> None:
         """Refuse a copy of the accountant in another process: its releases would not be counted."""
         if os.getpid() != self._process:
