@@ -289,8 +289,11 @@ def refused(rank: int) -> Seen:
             return str(error)
         return "none"
 
-    def loop(change: Callable[[Any, Any], Any] | None = None) -> None:
-        module, optimizer, loader = start()
+    class Whole(torch.optim.SGD):
+        """Of a subclass it is not known whether it treats every coordinate by itself."""
+
+    def loop(change: Callable[[Any, Any], Any] | None = None, **options: Any) -> None:
+        module, optimizer, loader = start(**options)
         for step, (x, y) in enumerate(loader):
             optimizer.zero_grad()
             nn.functional.cross_entropy(module(x), y).backward()
@@ -325,6 +328,7 @@ def refused(rank: int) -> Seen:
         "charge": error_of(lambda: loop(spoil)),
         "scale": error_of(lambda: loop(scale)),
         "learning rate": error_of(lambda: loop(learning_rate)),
+        "learning rate, whole": error_of(lambda: loop(learning_rate, kind=Whole)),
         "new hook": error_of(lambda: loop(hook)),
         "frozen": error_of(lambda: start_with_frozen(rank)),
     }

@@ -187,6 +187,7 @@ def test_a_checkpoint_continues_with_any_number_of_processes(results: Results) -
         ("new hook", "found a new step hook: it would see this process's share"),
         ("scale", "the same ellipsoid (a hash of it) at a step"),
         ("learning rate", "the same optimizer's options (a hash of them) at a step"),
+        ("learning rate, whole", "the same optimizer's options (a hash of them) at a step"),
         ("frozen", "Expected the trainable parameters to be the same in all processes"),
     ],
 )

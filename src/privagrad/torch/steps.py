@@ -46,7 +46,7 @@ class WholeStep:
     @property
     def options_hash(self) -> float:
         """A number that must be the same in all processes, or the step differs."""
-        return 0.0
+        return options_hash(self.optimizer)
 
     def set_gradients(self, totals: dict[str, Tensor], factor: float, whole: bool) -> None:
         """The gradients from their sums, flat, which are private in this process's share alone.
@@ -101,10 +101,6 @@ class ShardedStep(WholeStep):
         }
         self._groups = [list(group["params"]) for group in optimizer.param_groups]
         self._split()
-
-    @property
-    def options_hash(self) -> float:
-        return options_hash(self.optimizer)
 
     def set_gradients(self, totals: dict[str, Tensor], factor: float, whole: bool) -> None:
         if whole:
