@@ -229,6 +229,32 @@ def test_the_cover_hides_the_grid_of_the_noise_in_the_objective(noise):
     assert cover.sensitivity >= 1 + 2 * math.sqrt(dim) * cover.grid
 
 
+def test_the_cover_does_not_tell_how_long_the_noise_in_the_objective_is():
+    """Its deviation is the same for all noise, and covers the rounding that the longest causes."""
+    n, dim, ridge = 50, 3, 1e-4
+    X, y = problem(n, dim)
+    gradients = GlmGradients(pg.Loss("logistic"), as_rows(X), y)
+    ball = pg.Ellipsoid.ball(dim, 1.0)
+    events = (ObjectiveEvent(1e4, 0.1), GaussianEvent(200.0, purpose=SOLVER_TOLERANCE))
+    plan = pg.PrivacyPlan(events, training="objective")
+    setting = Setting(dim, Batches(n, n, 1), pg.WholeSpace(), plan, ball)
+    told = []
+
+    class Recorded(GaussianSum):
+        def certified(self, vector, sensitivity):
+            told.append(sensitivity)
+            return super().certified(vector, sensitivity)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(oracle, "GaussianSum", Recorded)
+        for normal in (0.01, 1.0, 10.0):
+            source = Constant.source(normal)
+            asked = oracle.GradientOracle(gradients, setting, Releases(plan, source), None)
+            asked.perturbed_minimum(ridge, 0.1)
+    assert len(told) == 3
+    assert len(set(told)) == 1
+
+
 @pytest.mark.parametrize("method", ["output-perturbation", "objective-perturbation"])
 @pytest.mark.parametrize("sparse", [False, True])
 def test_minimisers_survive_any_row(method, sparse):

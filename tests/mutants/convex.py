@@ -567,8 +567,8 @@ _GRADIENT_SUMS = (
     Mutant(
         "the grid of noise in the objective is not covered",
         "methods/oracle.py",
-        "near = tolerance + tilted.rounding(tolerance) + rounded",
-        "near = tolerance + tilted.rounding(tolerance)",
+        "near = tolerance + tilted.rounding(tolerance, longest) + rounded",
+        "near = tolerance + tilted.rounding(tolerance, longest)",
         (f"{_MINIMIZERS}test_the_cover_hides_the_grid_of_the_noise_in_the_objective",),
     ),
     Mutant(

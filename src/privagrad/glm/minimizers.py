@@ -91,13 +91,14 @@ class RegularizedRisk:
         result: Vector = total / self._shrink.size + self.ridge * x + self.tilt
         return result
 
-    def rounding(self, tolerance: float) -> float:
+    def rounding(self, tolerance: float, longest: float = 0.0) -> float:
         """How far `gradient` may be from ∇J, rounding errors added up, where it is ≤ tolerance.
 
         A margin is off by (d + 3) ulps of ‖a‖‖x‖, a slope by the curvature times that; sums over
-        rows are compensated. Where ‖∇J‖ ≤ 2 tolerance, ridge ‖x‖ ≤ bound + ‖tilt‖ + 2 tolerance.
+        rows are compensated. Where ‖∇J‖ ≤ 2 tolerance, ridge ‖x‖ ≤ bound + ‖tilt‖ + 2 tolerance;
+        `longest` is a public bound on ‖tilt‖, which is secret.
         """
-        pull = self.bound + float(np.linalg.norm(self.tilt)) + 2 * tolerance
+        pull = self.bound + longest + 2 * tolerance
         bend = self.curvature * self._longest**2 * pull / self.ridge
         columns = self.gradients.rows.shape[1]
         return ULP * ((columns + 8) * (bend + tolerance) + 16 * (self.bound + pull))

@@ -19,6 +19,7 @@ from privagrad.methods._base import EllipsoidRule, Gradients, Setting
 from privagrad.privacy.bounded import BoundedSum
 from privagrad.privacy.events import SOLVER_TOLERANCE
 from privagrad.privacy.mechanism import GaussianSum
+from privagrad.privacy.normals import LARGEST
 from privagrad.privacy.releases import Releases
 from privagrad.privacy.sampling import Rows
 
@@ -144,7 +145,10 @@ class GradientOracle:
         # The tilt is normal up to the rounding to its grid, which moves the minimiser a little.
         off = drawn.distance_from_normal(self.releases.source.noise)
         rounded = math.sqrt(dim) * off * drawn.grid * risk.bound / n
-        near = tolerance + tilted.rounding(tolerance) + rounded
+        # The cover's deviation is seen, so it must not depend on how long this tilt is.
+        largest = LARGEST * drawn.deviation + off
+        longest = math.sqrt(dim) * largest * drawn.grid * risk.bound / n
+        near = tolerance + tilted.rounding(tolerance, longest) + rounded
         cover = self.releases.noise_for(SOLVER_TOLERANCE)
         return self._certified(tilted.solve(tolerance), 2 * near / ridge, cover)
 
