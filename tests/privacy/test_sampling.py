@@ -169,6 +169,17 @@ def test_chunks_of_steps_are_independent(monkeypatch):
     assert rate_accepted(int((member[1:] & member[:-1]).sum()), len(member) - 1, 1 / 16)
 
 
+@pytest.mark.parametrize("sampling", SAMPLINGS)
+def test_integers_of_numpy_draw_the_same(sampling, monkeypatch):
+    """Shifted by 72 bits they are 0: every chunk of steps would see the rows of the first one."""
+    monkeypatch.setattr("privagrad.privacy.sampling._CHUNK", 64)
+    plain = batches(sampling, 300, 30, 40, random_source(0).sampler)
+    count, size, steps = np.array([300, 30, 40])
+    other = batches(sampling, count, size, steps, random_source(0).sampler)
+    for step in np.arange(40):
+        assert np.array_equal(plain.of_step(int(step)), other.of_step(step))
+
+
 def test_an_epoch_of_an_allocation_holds_every_row_once(monkeypatch):
     monkeypatch.setattr("privagrad.privacy.sampling._BLOCK", 16)
     monkeypatch.setattr("privagrad.privacy.sampling._CHUNK", 20)

@@ -228,6 +228,7 @@ class Samples:
 
     def _generator(self, chunk: int, slot: int) -> Generator:
         """A generator of its own for each chunk (or epoch) and block; slot 0 is for the sizes."""
+        chunk = int(chunk)  # of an integer of NumPy's 64 bits none would be left
         return keyed_generator(self.key, (chunk << 72) | (slot << 48))
 
 
