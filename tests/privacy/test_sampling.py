@@ -177,7 +177,7 @@ def test_integers_of_numpy_draw_the_same(sampling, monkeypatch):
     count, size, steps = np.array([300, 30, 40])
     other = batches(sampling, count, size, steps, random_source(0).sampler)
     for step in np.arange(40):
-        assert np.array_equal(plain.of_step(int(step)), other.of_step(step))
+        assert np.array_equal(plain.of_step(int(step)), other.of_step(step))  # type: ignore[arg-type]
 
 
 def test_an_epoch_of_an_allocation_holds_every_row_once(monkeypatch):
