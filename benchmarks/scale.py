@@ -23,20 +23,26 @@ from privagrad._internal.progress import track
 
 DIM = 50
 _ROWS_A_FILE = 250_000
+# Not ru_maxrss, which begins at the memory of the process that starts this one.
+PEAK = """
+import pathlib, re
+def peak():
+    status = pathlib.Path("/proc/self/status").read_text()
+    return 1024 * int(re.search(r"VmHWM:\\s+(\\d+) kB", status)[1])
+"""
 FIT = """
-import json, resource, sys, time
+import json, sys, time
 import privagrad as pg
 folder, steps = sys.argv[1], int(sys.argv[2])
 model = pg.PrivateLogisticRegression(epsilon=1.0, classes=[0, 1], steps=steps, verbose=True)
 start = time.perf_counter()
 model.fit(folder, "y")
 seconds = time.perf_counter() - start
-peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-print(json.dumps({"seconds": seconds, "peak": peak, "rows": model.model_.made["rows"],
+print(json.dumps({"seconds": seconds, "peak": peak(), "rows": model.model_.made["rows"],
                   "epsilon": model.privacy_.epsilon}))
 """
 STEPS = """
-import json, resource, sys, time, warnings
+import json, sys, time, warnings
 import numpy as np
 import privagrad as pg
 warnings.simplefilter("ignore")
@@ -50,8 +56,7 @@ pg.minimize(
     callback=lambda k, x: marks.append(time.perf_counter()) and False,
 )
 steps = np.diff(marks[min(3, steps // 3):])
-peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-print(json.dumps({"seconds": float(np.median(steps)), "peak": peak - y.nbytes}))
+print(json.dumps({"seconds": float(np.median(steps)), "peak": peak() - y.nbytes}))
 """
 
 
@@ -115,7 +120,7 @@ def exponent(found: dict[int, float]) -> float:
 
 def child(code: str, *arguments: object) -> Any:
     """What a process of its own prints at last."""
-    command = [sys.executable, "-W", "ignore", "-c", code, *map(str, arguments)]
+    command = [sys.executable, "-W", "ignore", "-c", PEAK + code, *map(str, arguments)]
     done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
     return json.loads(done.stdout.splitlines()[-1])
 
