@@ -14,7 +14,14 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
-from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+from torch.utils.data import (
+    ConcatDataset,
+    DataLoader,
+    DistributedSampler,
+    Subset,
+    SubsetRandomSampler,
+    TensorDataset,
+)
 
 from privagrad.torch import AdamBC, KalmanFilter, LowPassFilter, PrivacyEngine, shares
 from privagrad.torch.wrapped import states_of
@@ -277,10 +284,37 @@ def refused(rank: int) -> Seen:
         given = {"lr": 0.1} | {k: options.pop(k) for k in ("lr",) if k in options}
         made: Any = options.pop("kind", torch.optim.SGD)(module.parameters(), **given)
         size = options.pop("size", 8)
+        loader = options.pop("loader", None) or DataLoader(data(64), batch_size=size)
         return PrivacyEngine().make_private(
-            module=module, optimizer=made, data_loader=DataLoader(data(64), batch_size=size),
+            module=module, optimizer=made, data_loader=loader,
             **({"noise_multiplier": 1.0, "max_grad_norm": 1.0} | options),
         )  # fmt: skip
+
+    def rows_in_order(order: list[int], **options: Any) -> Callable[[], Any]:
+        chosen = SubsetRandomSampler(order)
+        return lambda: start(loader=DataLoader(data(64), batch_size=4, sampler=chosen), **options)
+
+    def subset(order: list[int], **options: Any) -> Callable[[], Any]:
+        own: DataLoader[Any] = DataLoader(
+            ConcatDataset([data(4), Subset(data(64), order)]), batch_size=4
+        )
+        return lambda: start(loader=own, **options)
+
+    def in_own_order(**settings: Any) -> Callable[[], Any]:
+        table = data(64)
+        taken: DistributedSampler[Any] = DistributedSampler(table, drop_last=True, **settings)
+        own = DataLoader(table, batch_size=4, sampler=taken)
+        return lambda: loop(loader=own, poisson_sampling=False)
+
+    def later_epoch() -> None:
+        table = data(64)
+        sampler: DistributedSampler[Any] = DistributedSampler(table)
+        own = DataLoader(table, batch_size=4, sampler=sampler)
+        module, optimizer, loader = start(loader=own, poisson_sampling=False)
+        sampler.set_epoch(rank)
+        for x, y in loader:
+            nn.functional.cross_entropy(module(x), y).backward()
+            optimizer.step()
 
     def error_of(call: Callable[[], Any]) -> str:
         try:
@@ -331,6 +365,18 @@ def refused(rank: int) -> Seen:
         "learning rate, whole": error_of(lambda: loop(learning_rate, kind=Whole)),
         "new hook": error_of(lambda: loop(hook)),
         "frozen": error_of(lambda: start_with_frozen(rank)),
+        "rows": error_of(rows_in_order([3, 0, 1, 2] if rank else [0, 3, 1, 2])),
+        "users of other rows": error_of(
+            rows_in_order([3, 0, 1, 2] if rank else [0, 3, 1, 2], groups=range(64))
+        ),
+        "subset": error_of(subset([3, 0, 1, 2] if rank else [0, 3, 1, 2])),
+        "the same subset": error_of(subset([3, 0, 1, 2])),
+        "contents": error_of(
+            lambda: start(loader=DataLoader(TensorDataset(*data(64)[[rank, *range(1, 64)]])))
+        ),
+        "shuffled alike": error_of(in_own_order()),
+        "shuffled": error_of(in_own_order(seed=rank)),
+        "epoch": error_of(later_epoch),
     }
 
 

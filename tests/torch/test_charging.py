@@ -30,6 +30,7 @@ from torch.utils.data import (
     SequentialSampler,
     Subset,
     SubsetRandomSampler,
+    TensorDataset,
     WeightedRandomSampler,
 )
 
@@ -519,11 +520,31 @@ class TestSamplers:
         twice = Subset(data, [0, 1, 1, 2])
         repeated: Dataset[Any]
         different: Dataset[Any]
-        for repeated in (twice, Subset(twice, [0, 1, 2]), ConcatDataset([data, data])):
+        x, y = data.tensors
+        overlapping: Dataset[Any] = ConcatDataset(
+            [TensorDataset(x[:4], y[:4]), TensorDataset(x[3:], y[3:])]
+        )
+        for repeated in (
+            twice, Subset(twice, [0, 1, 2]), ConcatDataset([data, data]), overlapping,
+        ):  # fmt: skip
             with pytest.raises(ValueError, match="each row once"):
                 of_loader(DataLoader(repeated, batch_size=2), poisson_sampling=poisson_sampling)
-        for different in (Subset(data, [3, 1, 2]), ConcatDataset([data, table(8)])):
+        apart: Dataset[Any] = ConcatDataset(
+            [TensorDataset(x[:4], y[:4]), TensorDataset(x[4:], y[4:])]
+        )
+        for different in (Subset(data, [3, 1, 2]), ConcatDataset([data, table(8)]), apart):
             of_loader(DataLoader(different, batch_size=2), poisson_sampling=poisson_sampling)
+
+    @pytest.mark.parametrize("batch_size", [1, 8])
+    def test_rows_counted_from_the_end_are_refused(self, batch_size: int) -> None:
+        """-1 and the last row's number are two names of one row."""
+        data = table()
+        loader = DataLoader(
+            data, batch_size=batch_size, sampler=SubsetRandomSampler([-1, len(data) - 1, 0])
+        )
+        run = of_loader(loader, poisson_sampling=False)
+        with pytest.raises(ValueError, match="would count twice under both numbers"):
+            run.epoch()
 
     def test_a_sampler_within_batches_is_seen(self) -> None:
         """Rows that come twice in a pass are not paid by one release."""
@@ -543,8 +564,14 @@ class TestSamplers:
         two = Processes(0, 2)
         shared: DistributedSampler[Any] = DistributedSampler(table(), num_replicas=2, rank=0)
         refuse_repeats(DataLoader(table(), batch_size=8, sampler=shared), two)
+
+        class Own(DistributedSampler[Any]):
+            pass
+
+        own = Own(table(), num_replicas=2, rank=0)
         for loader in (
             DataLoader(table(), batch_size=8, shuffle=True),
+            DataLoader(table(), batch_size=8, sampler=own),
             DataLoader(
                 table(), batch_size=8, sampler=DistributedSampler(table(), num_replicas=2, rank=1)
             ),

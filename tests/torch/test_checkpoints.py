@@ -316,6 +316,35 @@ def resumed_twice(path: Path) -> Path:
     return path.with_name(path.name + ".resumed")
 
 
+@pytest.mark.parametrize("way", ["folder", "link"])
+def test_releases_are_noted_beside_the_file_itself(
+    path: Path, way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever folder is entered after it was named, and whatever link led to it."""
+    (elsewhere := path.parent / "elsewhere").mkdir()
+    monkeypatch.chdir(path.parent)
+    run = fresh()
+    save(run, Path(path.name))
+    named = Path(path.name)
+    if way == "link":
+        (named := elsewhere / "latest.pt").symlink_to(path)
+    again = load(named)
+    monkeypatch.chdir(elsewhere)
+    again.epoch()
+    assert steps(again) == 8
+    assert steps(load(path)) == 8
+
+
+def test_saving_over_a_link_keeps_it(path: Path) -> None:
+    run = fresh()
+    save(run, path)
+    (link := path.with_name("latest.pt")).symlink_to(path)
+    run.epoch()
+    save(run, link)
+    assert link.is_symlink()
+    assert steps(load(path)) == 8
+
+
 def test_a_record_that_was_cut_off_is_of_no_release(path: Path) -> None:
     journal = resumed_twice(path)
     whole = journal.read_bytes()

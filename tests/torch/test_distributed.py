@@ -189,6 +189,14 @@ def test_a_checkpoint_continues_with_any_number_of_processes(results: Results) -
         ("learning rate", "the same optimizer's options (a hash of them) at a step"),
         ("learning rate, whole", "the same optimizer's options (a hash of them) at a step"),
         ("frozen", "Expected the trainable parameters to be the same in all processes"),
+        ("rows", "Expected the rows of the data loader and their order (a hash) to be the same"),
+        ("users of other rows", "Expected the rows of the data loader and their order (a hash)"),
+        ("subset", "Expected the rows of the data loader and their order (a hash) to be the same"),
+        ("the same subset", "none"),
+        ("contents", "Expected the rows of the data loader and their order (a hash) to be the"),
+        ("shuffled alike", "none"),
+        ("shuffled", "Expected the rows of the data loader and their order (a hash) to be the"),
+        ("epoch", "the same order of the data loader's rows (a hash of it) at a step"),
     ],
 )
 def test_processes_that_differ_are_refused_in_all(

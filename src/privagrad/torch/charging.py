@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
+import zlib
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -70,6 +71,10 @@ class BatchCharges:
         """A new pass over the rows; all iterators that were begun before have ended."""
         self._iterator += 1
         return self._iterator
+
+    def order(self, settings: object) -> None:
+        """The order in which the loader of this process takes rows in this pass."""
+        self._optimizer.order_of_rows = float(zlib.crc32(repr(settings).encode()))
 
     def check(self, iterator: int) -> None:
         """Refuse an iterator that has ended because another has begun."""

@@ -39,14 +39,17 @@ class Parts(NamedTuple):
 
 
 def path_of(path: Any) -> Path:
-    """A path; what is no path is refused, because releases are noted beside the file."""
+    """Where the file is, whatever folder is entered later and whatever links lead to it.
+
+    What is no path is refused, because releases are noted beside the file.
+    """
     if not isinstance(path, str | os.PathLike):
         raise TypeError(
             f"Expected the path of a file for a checkpoint, found {type(path).__name__}: what is "
             "released after it is noted in a file beside it, so that no run that continues from it "
             "goes uncharged. Save to a path; copy that file and the one that ends in .resumed."
         )
-    return Path(path)
+    return Path(os.path.realpath(path))
 
 
 def save(

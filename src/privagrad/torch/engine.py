@@ -221,6 +221,7 @@ class PrivacyEngine:
                 "the optimizer": description(optimizer, names),
                 "whether the optimizer is elementwise": is_elementwise(optimizer),
                 "the sampling": (sampling.event, sampling.batch_size, sampling.most),
+                "the rows of the data loader and their order (a hash)": sampling.numbering,
                 "the shape of the ellipsoid": chosen.shapes,
                 "clipping=, loss_reduction=, noise= and verify=": (
                     bounds.name, loss_reduction, source.noise, verify,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import numbers
 from collections import deque
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -25,6 +26,7 @@ from privagrad.torch.charging import BatchCharges, BatchPart
 from privagrad.torch.guards.collation import UnpaddedRows, cut_from, refuse_mixing, size_of
 from privagrad.torch.guards.refusals import UnverifiedError
 from privagrad.torch.guards.structure import map_tensors, tensors_of
+from privagrad.torch.samplers import order_of
 from privagrad.torch.users import shares_of
 
 _COPIED = (
@@ -51,6 +53,11 @@ class SplitBatches(Sampler[list[int]]):
         for drawn in self.batches:
             # A sampler with replacement would let one row move the sum by several bounds.
             own = {row.item() if isinstance(row, Tensor) else row: row for row in drawn}
+            if any(isinstance(row, numbers.Integral) and row < 0 for row in own):
+                raise ValueError(
+                    "Expected the sampler to give rows by their numbers from 0 on, found negative "
+                    "ones: the last row is also -1, and would count twice under both numbers."
+                )
             batch = list(own.values())
             most = self.most or max(1, len(batch))
             for start in range(0, max(1, len(batch)), most):
@@ -99,6 +106,7 @@ class PrivateLoader(DataLoader[Any]):
 
     def _handed_out(self, iterator: int) -> Iterator[Any]:
         self.charges.check(iterator)
+        self.charges.order(order_of(self.batches))
         self._notes.clear()
         for batch, unpadded in self._fetching:
             if self.verify and not tensors_of(batch):

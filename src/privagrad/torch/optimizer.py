@@ -89,6 +89,7 @@ class PrivateOptimizer(WrappedOptimizer):
         self._step = step_of(optimizer, tape.parameters, shares)
         self._last = self._waits = True
         self.observe: Observer | None = None
+        self.order_of_rows = 0.0
         self.non_finite = self.releases = self._batches = 0
         self.step_done: Callable[[], None] = lambda: None
         self._processes, self._charge = shares.processes, charge
@@ -193,6 +194,7 @@ class PrivateOptimizer(WrappedOptimizer):
                 alike = {
                     "number of batches drawn": self._batches,
                     "number of releases": self.releases,
+                    "order of the data loader's rows (a hash of it)": self.order_of_rows,
                     "ellipsoid (a hash of it)": self._scales_hash,
                     "optimizer's options (a hash of them)": self._step.options_hash,
                 }

@@ -3,32 +3,29 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
 import numpy as np
 from numpy.random import Generator
-from numpy.typing import NDArray
 from torch.utils.data import (
     BatchSampler,
-    ConcatDataset,
     DataLoader,
     DistributedSampler,
     IterableDataset,
     RandomSampler,
     Sampler,
     SequentialSampler,
-    Subset,
     SubsetRandomSampler,
-    TensorDataset,
 )
 
 from privagrad.privacy.events import GaussianEvent
 from privagrad.privacy.noise import RandomSource
 from privagrad.privacy.sampling import poisson_batches
 from privagrad.privacy.users import Users
+from privagrad.torch.datasets import numbering_of, repeats_rows
 from privagrad.torch.processes import Processes
 from privagrad.torch.users import Grouping, user_batches
 
@@ -86,6 +83,16 @@ class Sampling:
             1.0, 1, "poisson", self.n_examples, self.batch_size, "gradients",
             unit="row" if self.users is None else "user",
         )  # fmt: skip
+
+    @property
+    def numbering(self) -> object:
+        """What all processes must have alike for a row to be in the share of one alone."""
+        if self.processes.count == 1:
+            return None
+        if self.rows is not None:
+            return numbering_of(self.loader.dataset, np.asarray(self.rows))
+        rows = np.arange(rows_of(self.loader))
+        return numbering_of(self.loader.dataset, rows), order_of(self.loader.batch_sampler)
 
     @property
     def takes_each_row_once(self) -> bool:
@@ -170,51 +177,13 @@ def rows_of(loader: DataLoader[Any]) -> int:
             "Expected a data set with a length and rows by number, found an IterableDataset: rows "
             "of a stream cannot be sampled independently. Load it into a list or a table."
         )
-    if _repeats_rows(data):
+    if repeats_rows(data):
         raise ValueError(
             "Expected a data set that holds each row once, found a Subset or ConcatDataset that "
             "repeats some: a row that is in a batch twice moves the sum by twice the bound. Take "
             "out the repeats."
         )
     return len(data)  # type: ignore[arg-type]
-
-
-def _repeats_rows(data: Any) -> bool:
-    """Whether a nest of Subset and ConcatDataset holds a row of a data set beneath it twice."""
-    if not isinstance(data, Subset | ConcatDataset):
-        return False
-    found: dict[Hashable, list[NDArray[np.int64]]] = {}
-    for own, rows in _rows_beneath(data, np.arange(len(data))):
-        found.setdefault(own, []).append(rows)
-    every = map(np.concatenate, found.values())
-    return any(len(np.unique(rows)) < len(rows) for rows in every)
-
-
-def _rows_beneath(
-    data: Any, rows: NDArray[np.int64]
-) -> Iterator[tuple[Hashable, NDArray[np.int64]]]:
-    """The data sets that rows of a nest come from, and which rows of each these are."""
-    # Rows may be counted from the end.
-    rows = np.where(rows < 0, rows + len(data), rows) if hasattr(data, "__len__") else rows
-    if isinstance(data, Subset):
-        yield from _rows_beneath(data.dataset, _integers(data.indices)[rows])
-    elif isinstance(data, ConcatDataset):
-        start = 0
-        for part, end in zip(data.datasets, data.cumulative_sizes, strict=True):
-            yield from _rows_beneath(part, rows[(rows >= start) & (rows < end)] - start)
-            start = end
-    elif isinstance(data, TensorDataset):
-        # Two data sets of the same tensors hold the same rows.
-        yield tuple((t.data_ptr(), t.stride()) for t in data.tensors), rows
-    else:
-        yield id(data), rows
-
-
-def _integers(indices: Any) -> NDArray[np.int64]:
-    found = np.asarray(indices)
-    if np.issubdtype(found.dtype, np.integer):
-        return found.astype(np.int64)
-    return np.array([int(row) for row in indices], dtype=np.int64)
 
 
 def sampler_of(loader: DataLoader[Any]) -> Any:
@@ -289,12 +258,22 @@ def _users_a_batch(loader: DataLoader[Any], users: Users, processes: Processes) 
     return _batch_size(loader, range(users.count), processes)
 
 
+def order_of(batches: Any) -> object:
+    """The settings of a DistributedSampler: with other ones two processes could take one row."""
+    sampler = batches.sampler if type(batches) is BatchSampler else batches
+    if not isinstance(sampler, DistributedSampler):
+        return None
+    return sampler.num_replicas, sampler.shuffle, sampler.seed, sampler.epoch, sampler.drop_last
+
+
 def refuse_repeats(loader: DataLoader[Any], processes: Processes) -> None:
     """Refuse samplers that hand the same row to two processes."""
     sampler = sampler_of(loader)
     shared = isinstance(sampler, DistributedSampler)
     if processes.count > 1 and not (
-        shared and (sampler.num_replicas, sampler.rank) == (processes.count, processes.rank)
+        # A subclass may take rows in a way of its own.
+        type(sampler) is DistributedSampler
+        and (sampler.num_replicas, sampler.rank) == (processes.count, processes.rank)
     ):
         raise ValueError(
             f"Expected a DistributedSampler for {processes.count} processes with "

@@ -40,8 +40,6 @@ class Grouping:
         user might be in two of them.
         """
         users = Users.of(self.groups, all_rows)
-        if not isinstance(rows, range):
-            users = Users.numbered(users.numbers[np.asarray(rows)].tolist())
         own = [float(zlib.crc32(users.numbers.tobytes())), float(self.most)]
         if any(found != own for found in processes.gathered(own)):
             raise ValueError(
@@ -49,6 +47,8 @@ class Grouping:
                 "a user's rows must stay in one process. Give all processes the users of the "
                 "whole data set."
             )
+        if not isinstance(rows, range):
+            return Users.numbered(users.numbers[np.asarray(rows)].tolist())
         return users
 
 
