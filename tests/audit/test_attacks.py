@@ -34,6 +34,7 @@ def attack(**chosen: Any) -> Any:
         ({"sampling": "poisson", "rate": 0.1}, 0.5),
         ({"sampling": "without_replacement", "rate": 0.5}, 0.5),
         ({"sampling": "with_replacement", "rate": 0.2, "canaries": 100}, 0.3),
+        ({"sampling": "random_allocation", "rate": 0.3, "canaries": 300}, 0.2),
         ({"door": "torch", "canaries": 2000}, 0.8),
         ({"door": "torch", "canaries": 1000, "rate": 0.1}, 0.5),
     ],

@@ -57,6 +57,15 @@ def test_libsvm(tmp_path):
     assert fewer.toarray().tolist() == [[0.5, 0], [0, 1000]]
 
 
+def test_parts_of_libsvm_without_rows(tmp_path, monkeypatch):
+    """Blank lines and comments alone, where a file is read part by part."""
+    monkeypatch.setattr("privagrad.data.libsvm._BLOCK", 8)
+    path = tmp_path / "rows.libsvm"
+    path.write_text("+1 1:0.5\n" + "# nothing here\n" * 3 + "\n" * 20 + "-1 2:1\n")
+    table = read_table(path)
+    assert table.X.toarray().tolist() == [[0.5, 0], [0, 1]]
+
+
 @pytest.mark.parametrize(
     ("name", "text", "target", "message"),
     [

@@ -174,6 +174,12 @@ def test_partitions_have_the_same_columns(seven: Client) -> None:
         ClusterPartitions.load(seven, [Load(0, 0), Load(3, 3)])
 
 
+def test_a_partition_counts_once(seven: Client) -> None:
+    future = seven.submit(Load(0, 3))
+    with pytest.raises(ValueError, match="its rows would count twice"):
+        ClusterPartitions.of(seven, [future, future])
+
+
 def test_versions_are_the_same(seven: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     held = ClusterPartitions.load(seven, loaders())
     monkeypatch.setattr(partitions, "version_here", lambda: "99.9")

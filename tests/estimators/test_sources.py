@@ -134,6 +134,7 @@ WRONG = {
     "no folder": (lambda f, X: (f / "nothing", "label"), FileNotFoundError, "found nothing"),
     "texts": (lambda f, X: (texts(f), "label"), TypeError, "other columns: 'city'"),
     "a file twice": (lambda f, X: (linked(f), "label"), ValueError, "which are one file"),
+    "a file and its packed copy": (lambda f, X: (packed(f), "label"), ValueError, "and without gz"),
     "folders in it": (lambda f, X: (inner(f), "label"), ValueError, "names of folders"),
     "several kinds": (lambda f, X: (mixed(f), "label"), ValueError, ".csv, .parquet"),
     "NaN": (lambda f, X: (gaps(f, X), X[:, 0]), ValueError, "column 2"),
@@ -158,6 +159,15 @@ def linked(folder: Path) -> Path:
     first = min((folder / "parts").iterdir())
     (folder / "parts" / f"z{first.name}").symlink_to(first)
     return folder / "parts"
+
+
+def packed(folder: Path) -> Path:
+    """What `gunzip -k` leaves behind."""
+    (parts := folder / "packed").mkdir()
+    (parts / "a.csv").write_text("x0,label\n1,2\n")
+    with gzip.open(parts / "a.csv.gz", "wt") as file:
+        file.write("x0,label\n1,2\n")
+    return parts
 
 
 def mixed(folder: Path) -> Path:

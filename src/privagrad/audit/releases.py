@@ -11,6 +11,7 @@ import numpy as np
 from privagrad.audit.bounds import Audit, measure_release
 from privagrad.audit.configuration import Configuration, Keywords, calibrated, private_gradients
 from privagrad.privacy.accounting import PrivacyPlan
+from privagrad.privacy.events import releases_per_draw
 
 
 def one_release(
@@ -46,7 +47,8 @@ def one_release(
     """
     chosen = Configuration(**configuration)
     plan = calibrated(chosen, epsilon, delta, 1)
-    steps = max(1, math.ceil(draws / chosen.canaries))
+    epoch = max(map(releases_per_draw, plan.events))
+    steps = epoch * max(1, math.ceil(draws / (epoch * chosen.canaries)))
     repeated = _repeated(plan, steps)
     included = np.arange(chosen.canaries) % 2 == 0
     found = private_gradients(chosen, chosen.rows(included), repeated, steps, delta)

@@ -139,6 +139,8 @@ def read_rows(
     for block in blocks_of(path, lines):
         found, counts, indices, entries = _parsed(block, path, line)
         line += block.count(b"\n")
+        if not found.size:
+            continue
         if indices.size and indices.min() < 1:
             raise _without_rows(path)
         if columns is None and indices.max(initial=0) > MOST_COLUMNS:

@@ -47,9 +47,21 @@ def files_of(path: Path) -> list[Path]:
 
 
 def _require_different(files: list[Path]) -> None:
-    """Refuse links to another one of the files: a guarantee for one row is none for its copies."""
+    """Refuse links to another one of the files, and a file beside what it is packed in.
+
+    A guarantee for one row is none for its copies.
+    """
     seen: dict[tuple[int, int], str] = {}
+    names: dict[str, str] = {}
     for file in filter(Path.exists, files):
+        name = file.stem if file.suffix.lower() == ".gz" else file.name
+        packed = names.setdefault(name, file.name)
+        if packed != file.name:
+            raise ValueError(
+                f"Expected each file of {file.parent.name} once, found {packed!r} and "
+                f"{file.name!r}, which look like one table with and without gzip: its rows would "
+                "count twice. Remove one of them, or rename it if it has other rows."
+            )
         about = file.stat()
         other = seen.setdefault((about.st_dev, about.st_ino), file.name)
         if other != file.name:

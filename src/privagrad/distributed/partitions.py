@@ -111,6 +111,10 @@ class ClusterPartitions:
                 "Expected a client that waits for results, found one with asynchronous=True: make "
                 "another one with distributed.Client(address)."
             )
+        if len({future.key for future in futures}) < len(futures):
+            raise ValueError(
+                "Expected each partition once, found one twice: its rows would count twice."
+            )
         client.register_plugin(PartitionPlugin())
         shapes = gathered(client, client.map(_facts, futures, pure=False))
         kinds = Counter((dim, sparse) for _, dim, sparse, _ in shapes)

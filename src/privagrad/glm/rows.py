@@ -16,7 +16,12 @@ from privagrad._internal.jit import kernel
 from privagrad._internal.threads import add_parts, pool_of
 from privagrad._internal.validate import Integers, Vector
 from privagrad.glm.kernels import FlatRows, add_dense, add_sparse, all_margins
-from privagrad.glm.standardize import centre_dense, standardize_csr, standardize_dense
+from privagrad.glm.standardize import (
+    centre_dense,
+    offsets_like,
+    standardize_csr,
+    standardize_dense,
+)
 from privagrad.privacy.bounded import Adds, BoundedSum
 
 _FLOATS = (np.dtype(np.float32), np.dtype(np.float64))
@@ -208,7 +213,7 @@ class SparseRows:
         starts = np.concatenate([[0], np.cumsum(counts)])
         places = np.repeat(self.indptr[rows] - starts[:-1], counts) + np.arange(starts[-1])
         # Of the same type, so that the same machine code reads them.
-        return places, starts.astype(self.indptr.dtype)
+        return places, offsets_like(self.indptr, starts)
 
     def without(self, rows: NDArray[np.bool_]) -> SparseRows:
         """The table with these rows set to zeros, in place."""

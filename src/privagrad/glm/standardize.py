@@ -55,8 +55,12 @@ def standardize_csr(
     starts = np.cumsum(counts)
     entries = np.empty(starts[-1], dtype), np.empty(starts[-1], indices.dtype)
     _standardize_csr(data, indices, indptr, columns, starts, *entries)
-    fits = starts[-1] <= np.iinfo(indptr.dtype).max
-    return *entries, starts.astype(indptr.dtype) if fits else starts
+    return *entries, offsets_like(indptr, starts)
+
+
+def offsets_like(indptr: Integers, starts: Integers) -> Integers:
+    """Where rows start, in the type of `indptr` if that holds such numbers."""
+    return starts.astype(indptr.dtype) if starts[-1] <= np.iinfo(indptr.dtype).max else starts
 
 
 @kernel()

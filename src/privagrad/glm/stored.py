@@ -21,6 +21,7 @@ from privagrad.glm.examples import (
     Sums,
 )
 from privagrad.glm.rows import DenseRows, SparseRows
+from privagrad.glm.standardize import offsets_like
 
 LEAST_BYTES = 2**28
 """From so many bytes on, mapped rows are read part by part. The result does not depend on it."""
@@ -163,9 +164,10 @@ def joined(parts: Sequence[Examples]) -> Examples:
         return Examples(DenseRows(np.concatenate(dense)), targets)
     sparse = [one for one in rows if isinstance(one, SparseRows)]
     counts = np.concatenate([np.diff(one.indptr) for one in sparse])
-    starts = np.concatenate([[0], np.cumsum(counts)]).astype(sparse[0].indptr.dtype)
+    starts = np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])
     data = np.concatenate([one.data for one in sparse])
     indices = np.concatenate([one.indices for one in sparse])
+    starts = offsets_like(sparse[0].indptr, starts)
     return Examples(SparseRows(data, indices, starts, sparse[0].dim), targets)
 
 
