@@ -50,6 +50,34 @@ _RELEASES = (
         (f"{_DISTRIBUTED}test_each_process_adds_the_noise_of_its_share",),
     ),
     Mutant(
+        "processes may number rows in other ways",
+        "torch/samplers.py",
+        "            return numbering_of(self.loader.dataset, np.asarray(self.rows))",
+        "            return None",
+        (f"{_DISTRIBUTED}test_processes_that_differ_are_refused_in_all",),
+    ),
+    Mutant(
+        "processes may take rows in other orders",
+        "torch/optimizer.py",
+        'rows (a hash of it)": self.order_of_rows,',
+        'rows (a hash of it)": 0.0,',
+        (f"{_DISTRIBUTED}test_processes_that_differ_are_refused_in_all",),
+    ),
+    Mutant(
+        "the last row is another one under the number -1",
+        "torch/loaders.py",
+        "isinstance(row, numbers.Integral) and row < 0",
+        "False and row < 0",
+        (f"{_CHARGING}TestSamplers::test_rows_counted_from_the_end_are_refused",),
+    ),
+    Mutant(
+        "releases are noted in the folder that was entered last",
+        "torch/checkpoints.py",
+        "Path(os.path.realpath(path))",
+        "Path(path)",
+        (f"{_CHECKPOINTS}test_releases_are_noted_beside_the_file_itself",),
+    ),
+    Mutant(
         "the last coordinates are in no process's share",
         "torch/shares.py",
         "self._each = -(-self.size // processes.count)",
@@ -270,7 +298,7 @@ _DRAWS = (
     Mutant(
         "a data set that holds rows twice is accepted",
         "torch/samplers.py",
-        "if _repeats_rows(data):",
+        "if repeats_rows(data):",
         "if not len(data):",
         (f"{_BATCHES}TestRepeats::test_repeated_rows_are_refused",),
     ),
