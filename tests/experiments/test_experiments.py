@@ -121,8 +121,9 @@ def test_compare_on_a_file(tmp_path):
     ("arguments", "message"),
     [
         (("compare", "absent.csv"), "found 'absent.csv'"),
-        (("compare", "--methods", "adam"), "one of sgd, adagrad"),
+        (("compare", "--methods", "adamax"), "one of sgd, adagrad"),
         (("compare", "--epsilons", "-1"), "epsilon > 0"),
+        (("compare", "--schedules", "cosine"), "schedule to be one of constant, linear"),
         (("compare", "--epsilons", "one"), "Expected values of epsilon like 0.1,1,3"),
     ],
 )

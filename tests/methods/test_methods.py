@@ -19,7 +19,10 @@ from privagrad.privacy.sampling import Batches
 
 PRIVATE = [name for name, method in METHODS.items() if method.shape != "none"]
 # The non-private method each private one becomes at epsilon = inf, where it has a name.
-PLAIN = {"dp-sgd": "sgd", "dp-adagrad": "adagrad", "pagan": "adagrad"}
+PLAIN = {
+    "dp-sgd": "sgd", "dp-adagrad": "adagrad", "pagan": "adagrad", "dp-adam": "adam",
+    "dp-adambc": "adam", "scale-then-privatize": "adam",
+}  # fmt: skip
 PUBLIC = absolute_regression(n=60, dim=12, seed=9)[:2]
 
 
