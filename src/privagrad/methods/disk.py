@@ -60,5 +60,5 @@ class DiSK(sgd.SGD):
         state.before = x.copy()
         gradient = oracle.bounded(point, batch, setting.ellipsoid)
         before = gradient if state.estimate is None else state.estimate
-        state.estimate = before + self.gain * (gradient - before)
+        state.estimate = (1 - self.gain) * before + self.gain * gradient
         return state.estimate
