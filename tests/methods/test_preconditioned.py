@@ -88,6 +88,7 @@ def test_the_noise_has_the_shape_of_the_steps_ellipsoid_and_the_scale_of_the_pla
         public=(np.diag(np.geomspace(1, 1e-3, 100)), None),
     )  # fmt: skip
     [event] = result.privacy.events
+    assert isinstance(event, pg.GaussianEvent)
     assert event.count == len(released) == 20
     assert_scale(np.array(released), event.noise_multiplier)
 
