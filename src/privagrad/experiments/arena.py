@@ -28,7 +28,7 @@ from privagrad.methods.pdp_sgd import PDPSGD
 from privagrad.methods.scale_then_privatize import ScaleThenPrivatize
 
 PAPER_STEP_SIZES = (0.005, 0.01, 0.05, 0.1, 0.15, 0.2, 0.4, 0.5, 1.0)
-STEP_SIZES = (0.002, *PAPER_STEP_SIZES, 2.0, 5.0, 10.0)
+STEP_SIZES = (0.002, *PAPER_STEP_SIZES, 2.0, 5.0, 10.0, 20.0, 50.0)
 RADIUS_FACTORS = (0.05, 0.15, 0.5, 1.5)
 _PARTS = 6
 """The runs of the best setting are shared out among at most so many processes."""
@@ -49,6 +49,7 @@ class Variant:
 VARIANTS = {name: Variant(method, method.scale_power) for name, method in METHODS.items()} | {
     "pasan-identity": Variant(METHODS["pasan"]),
     "pagan-identity": Variant(METHODS["pagan"]),
+    "pagan-history-identity": Variant(METHODS["pagan-history"]),
     "pdp-sgd-20": Variant(PDPSGD(20)),
     "pdp-sgd-50": Variant(PDPSGD(50)),
     "scale-then-privatize-999": Variant(ScaleThenPrivatize(square_memory=0.999)),
