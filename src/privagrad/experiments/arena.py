@@ -49,6 +49,7 @@ class Variant:
 VARIANTS = {name: Variant(method, method.scale_power) for name, method in METHODS.items()} | {
     "pasan-identity": Variant(METHODS["pasan"]),
     "pagan-identity": Variant(METHODS["pagan"]),
+    "pagan-inverse-moments": Variant(METHODS["pagan"], -2.0),
     "pagan-history-identity": Variant(METHODS["pagan-history"]),
     "pdp-sgd-20": Variant(PDPSGD(20)),
     "pdp-sgd-50": Variant(PDPSGD(50)),
