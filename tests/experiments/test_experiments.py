@@ -106,7 +106,7 @@ def test_every_variant_runs_on_every_built_in_problem(problem, name):
 
 
 def test_every_variant_gets_the_same_grid():
-    """All step sizes, radii and schedules, except radii without privacy and schedules of one step."""
+    """Only methods without privacy have no radii, and those of one step no schedules."""
     conditions = Conditions("sparse-text", (1.0,), schedules=("constant", "linear"))
     settings = {
         name: {(t.step_size, t.radius_factor, t.schedule) for t in _grid(conditions, name, 1.0)}
