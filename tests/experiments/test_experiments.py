@@ -2,7 +2,9 @@
 
 import csv
 import json
+import math
 from dataclasses import replace
+from itertools import product
 
 import numpy as np
 import polars as pl
@@ -12,7 +14,17 @@ from typer.testing import CliRunner
 
 from privagrad.cli import app
 from privagrad.experiments import figure1
-from privagrad.experiments.arena import VARIANTS, Trial, median_band, recorded_steps, run_trial
+from privagrad.experiments.arena import (
+    RADIUS_FACTORS,
+    STEP_SIZES,
+    VARIANTS,
+    Conditions,
+    Trial,
+    _grid,
+    median_band,
+    recorded_steps,
+    run_trial,
+)
 from privagrad.experiments.problems import BUILT_IN, load_problem
 from privagrad.experiments.tasks import run_tasks
 
@@ -93,6 +105,32 @@ def test_every_variant_runs_on_every_built_in_problem(problem, name):
     assert outcome["epsilon"] <= 2.0 or not VARIANTS[name].private
 
 
+def test_every_variant_gets_the_same_grid():
+    """Only methods without privacy have no radii, and those of one step no schedules."""
+    conditions = Conditions("sparse-text", (1.0,), schedules=("constant", "linear"))
+    settings = {
+        name: {(t.step_size, t.radius_factor, t.schedule) for t in _grid(conditions, name, 1.0)}
+        for name in VARIANTS
+    }
+    whole = set(product(STEP_SIZES, RADIUS_FACTORS, ("constant", "linear")))
+    for name, tried in settings.items():
+        method = VARIANTS[name].method
+        if method.one_shot:
+            assert tried == {setting for setting in whole if setting[2] == "constant"}
+        elif VARIANTS[name].private:
+            assert tried == whole
+        else:
+            assert {(step, schedule) for step, _, schedule in tried} == set(
+                product(STEP_SIZES, ("constant", "linear"))
+            )
+
+
+def test_a_trial_runs_with_its_schedule():
+    trial = Trial("sparse-text", "sgd", math.inf, 1e-5, 50, 20, 0.5, 1.0, (0,))
+    constant, falling = (run_trial(replace(trial, schedule=s)) for s in ("constant", "linear"))
+    assert constant["losses"] != falling["losses"]
+
+
 def invoke(*arguments):
     return CliRunner().invoke(app, [str(argument) for argument in arguments])
 
@@ -121,8 +159,9 @@ def test_compare_on_a_file(tmp_path):
     ("arguments", "message"),
     [
         (("compare", "absent.csv"), "found 'absent.csv'"),
-        (("compare", "--methods", "adam"), "one of sgd, adagrad"),
+        (("compare", "--methods", "adamax"), "one of sgd, adagrad"),
         (("compare", "--epsilons", "-1"), "epsilon > 0"),
+        (("compare", "--schedules", "cosine"), "schedule to be one of constant, linear"),
         (("compare", "--epsilons", "one"), "Expected values of epsilon like 0.1,1,3"),
     ],
 )

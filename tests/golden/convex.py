@@ -39,10 +39,17 @@ LOSS_OF = {
     "mirror-descent": "linear",
     "output-perturbation": "logistic",
     "objective-perturbation": "huber",
+    "adam": "logistic",
+    "dp-adam": "softmax",
+    "dp-adambc": "hinge",
+    "scale-then-privatize": "absolute",
+    "adadps": "huber",
+    "dp2": "quantile",
+    "disk": "multiclass-hinge",
 }
 """Every method, each with one of the losses."""
-PLAIN = ("sgd", "adagrad")
-NEEDS_PUBLIC = ("pdp-sgd", "gep", "subspace-adagrad")
+PLAIN = ("sgd", "adagrad", "adam")
+NEEDS_PUBLIC = ("pdp-sgd", "gep", "subspace-adagrad", "adadps")
 
 
 def table(n: int, seed: int) -> tuple[Vector, Vector]:

@@ -9,6 +9,7 @@ from privagrad.glm.gradients import GlmGradients
 from privagrad.glm.rows import as_rows
 from privagrad.methods import METHODS, Setting
 from privagrad.methods.adagrad import DPAdaGrad
+from privagrad.methods.adam import Adam
 from privagrad.methods.oracle import GradientOracle
 from privagrad.methods.pagan import PAGAN
 from privagrad.methods.sgd import DPSGD
@@ -18,8 +19,11 @@ from privagrad.privacy.releases import Releases
 from privagrad.privacy.sampling import Batches
 
 PRIVATE = [name for name, method in METHODS.items() if method.shape != "none"]
-# The non-private method each private one becomes at epsilon = inf, where it has a name.
-PLAIN = {"dp-sgd": "sgd", "dp-adagrad": "adagrad", "pagan": "adagrad"}
+# The non-private method each private one becomes at epsilon = inf, where there is one.
+PLAIN = {
+    "dp-sgd": "sgd", "dp-adagrad": "adagrad", "pagan": "adagrad", "dp-adam": "adam",
+    "dp-adambc": "adam", "scale-then-privatize": Adam(square_memory=0.99),
+}  # fmt: skip
 PUBLIC = absolute_regression(n=60, dim=12, seed=9)[:2]
 
 

@@ -398,7 +398,7 @@ def test_a_start_is_projected_and_left_alone():
         ({"epsilon": None}, "budget epsilon"),
         ({"delta": 0.0}, "delta > 0"),
         ({"delta": 1.5}, r"delta in \(0, 1\)"),
-        ({"method": "adam"}, "sgd, adagrad, dp-sgd"),
+        ({"method": "adamax"}, "sgd, adagrad, dp-sgd"),
         ({"method": "adagrad"}, "non-private method 'adagrad'"),
         ({"loss": "squared"}, "absolute, logistic"),
         ({"loss": "logistic"}, "labels -1 and 1, or 0 and 1"),
@@ -462,7 +462,7 @@ def test_the_progress_bar_writes_to_stderr_only(capsys):
     assert capsys.readouterr().err == ""
 
 
-@pytest.mark.parametrize("method", ["gep", "pdp-sgd", "subspace-adagrad"])
+@pytest.mark.parametrize("method", ["gep", "pdp-sgd", "subspace-adagrad", "adadps"])
 def test_public_labels_beyond_the_private_classes_are_refused(method):
     rng = np.random.default_rng(0)
     X, labels = rng.standard_normal((30, 4)), np.arange(30) % 3

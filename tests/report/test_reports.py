@@ -102,7 +102,7 @@ def compared() -> list[dict[str, object]]:
     return [
         {"method": m, "epsilon": e, "loss": 0.1 / e, "low": 0.05, "high": 0.12 / e,
          "excess": 0.02 / e, "epsilon_spent": e, "seconds": 0.1, "step_size": 0.2,
-         "radius_factor": 1.0}
+         "radius_factor": 1.0, "schedule": "linear"}
         for e in (0.5, 1.0) for m in ("pagan", "dp-sgd", "pasan")
     ]  # fmt: skip
 

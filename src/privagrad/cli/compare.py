@@ -61,6 +61,10 @@ def compare(
         typer.Option(min=1, help="Expected rows of a step. Default: √n, or n/100 if larger."),
     ] = None,
     steps: Annotated[int, typer.Option(min=1, help="Number of steps.")] = 1000,
+    schedules: Annotated[
+        str,
+        typer.Option(help="Schedules of the step size to try: constant, linear (falls to 0)."),
+    ] = "constant,linear",
     runs: Annotated[int, typer.Option(min=1, help="Runs of each method's best setting.")] = 10,
     tuning_runs: Annotated[int, typer.Option(min=1, help="Runs of each setting in tuning.")] = 2,
     out: Out = Path("compare"),
@@ -70,8 +74,9 @@ def compare(
 ) -> list[JsonObject]:
     """Compare private optimizers under equal conditions: same rows, same budget, same tuning.
 
-    Every method tries the same step sizes and radii; its best setting is then run with new seeds.
-    The tuning reads the rows without privacy: this compares methods, it does not release a model.
+    Every method tries the same step sizes, schedules and radii; its best setting is then run with
+    new seeds. The tuning reads the rows without privacy: this compares methods, it does not release
+    a model.
 
     Examples:
 
@@ -83,6 +88,7 @@ def compare(
     from privagrad.experiments.arena import VARIANTS, Conditions
     from privagrad.experiments.problems import BUILT_IN, FileProblem
     from privagrad.fitting import require_no_budget
+    from privagrad.methods import SCHEDULES
     from privagrad.privacy.ledger import Ledger
     from privagrad.report.experiments import write_compare_report
 
@@ -101,9 +107,12 @@ def compare(
         stamp = path.stat().st_mtime_ns
         chosen = FileProblem(str(path), target, loss, public_share, box, stamp)
     budgets = parse_epsilons(epsilons)
+    wanted = {validate.choice("schedule", name, SCHEDULES) for name in schedules.split(",")}
+    tried = tuple(schedule for schedule in SCHEDULES if schedule in wanted)
     conditions = Conditions(
-        chosen, budgets, delta, batch_size, steps, tuning_runs=tuning_runs, runs=runs
-    )
+        chosen, budgets, delta, batch_size, steps, schedules=tried, tuning_runs=tuning_runs,
+        runs=runs,
+    )  # fmt: skip
     table = experiment.run(out, conditions, names, workers)
     if report is not None:
         write_compare_report(report, problem, [row._asdict() for row in table])

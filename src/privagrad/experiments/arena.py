@@ -1,8 +1,8 @@
 """Methods compared under equal conditions: the same problem, the same tuning, the same measure.
 
-Every variant tries the same step sizes, and as radii the same multiples of the median gradient norm
-in the norm of its own ellipsoid. The setting with the least median final loss is then run with
-other seeds.
+Every variant tries the same step sizes and schedules, and as radii the same multiples of the median
+gradient norm in the norm of its own ellipsoid. The setting with the least median final loss is then
+run with other seeds.
 """
 
 from __future__ import annotations
@@ -23,11 +23,12 @@ from privagrad._internal.validate import Vector
 from privagrad.experiments import DELTA
 from privagrad.experiments.problems import FileProblem, load_problem
 from privagrad.experiments.tasks import run_tasks
-from privagrad.methods import METHODS, Method
+from privagrad.methods import METHODS, Method, Schedule
 from privagrad.methods.pdp_sgd import PDPSGD
+from privagrad.methods.scale_then_privatize import ScaleThenPrivatize
 
 PAPER_STEP_SIZES = (0.005, 0.01, 0.05, 0.1, 0.15, 0.2, 0.4, 0.5, 1.0)
-STEP_SIZES = (*PAPER_STEP_SIZES, 2.0)
+STEP_SIZES = (0.002, *PAPER_STEP_SIZES, 2.0, 5.0, 10.0, 20.0, 50.0)
 RADIUS_FACTORS = (0.05, 0.15, 0.5, 1.5)
 _PARTS = 6
 """The runs of the best setting are shared out among at most so many processes."""
@@ -48,8 +49,11 @@ class Variant:
 VARIANTS = {name: Variant(method, method.scale_power) for name, method in METHODS.items()} | {
     "pasan-identity": Variant(METHODS["pasan"]),
     "pagan-identity": Variant(METHODS["pagan"]),
+    "pagan-inverse-moments": Variant(METHODS["pagan"], -2.0),
+    "pagan-history-identity": Variant(METHODS["pagan-history"]),
     "pdp-sgd-20": Variant(PDPSGD(20)),
     "pdp-sgd-50": Variant(PDPSGD(50)),
+    "scale-then-privatize-999": Variant(ScaleThenPrivatize(square_memory=0.999)),
 }
 
 
@@ -68,6 +72,7 @@ class Conditions:
     batch_size: int | None = None
     steps: int = 1000
     step_sizes: tuple[float, ...] = STEP_SIZES
+    schedules: tuple[Schedule, ...] = ("constant",)
     tuning_runs: int = 2
     runs: int = 10
     points: int = 1
@@ -87,6 +92,7 @@ class Trial:
     radius_factor: float
     seeds: tuple[int, ...]
     points: int = 1
+    schedule: Schedule = "constant"
 
 
 class Outcome(TypedDict):
@@ -107,6 +113,7 @@ class Result:
 
     step_size: float
     radius_factor: float
+    schedule: Schedule
     losses: Vector
     averaged: Vector
     epsilon: float
@@ -161,6 +168,7 @@ def run_trial(trial: Trial) -> Outcome:
             batch_size=trial.batch_size,
             steps=trial.steps,
             step_size=trial.step_size * problem.step_unit,
+            schedule=trial.schedule,
             public=problem.public,
             random_state=seed,
             callback=recorder,
@@ -204,6 +212,7 @@ def tune_and_run(
         key: Result(
             trials[0].step_size,
             trials[0].radius_factor,
+            trials[0].schedule,
             np.concatenate([np.array(done[trial]["losses"]) for trial in trials]),
             np.concatenate([np.array(done[trial]["averaged"]) for trial in trials]),
             done[trials[0]]["epsilon"],
@@ -224,16 +233,20 @@ def median_band(values: Vector) -> tuple[Vector, Vector, Vector]:
 
 
 def _grid(conditions: Conditions, variant: str, epsilon: float) -> list[Trial]:
-    """Every step size and radius factor."""
+    """Every step size, radius factor and schedule, as far as they matter to the variant."""
+    rule = VARIANTS[variant].method
     factors = RADIUS_FACTORS if VARIANTS[variant].private else (1.0,)
+    schedules = conditions.schedules[:1] if rule.one_shot else conditions.schedules
     seeds = tuple(range(1000, 1000 + conditions.tuning_runs))
     problem, delta, steps = conditions.problem, conditions.delta, conditions.steps
     n = _problem(problem).X.shape[0]
     size = conditions.batch_size or round(max(math.sqrt(n), n / 100))
+    first = Trial(problem, variant, epsilon, delta, size, steps, math.nan, math.nan, seeds)
     return [
-        Trial(problem, variant, epsilon, delta, size, steps, step_size, factor, seeds)
+        replace(first, step_size=step_size, radius_factor=factor, schedule=schedule)
         for step_size in conditions.step_sizes
         for factor in factors
+        for schedule in schedules
     ]
 
 

@@ -28,6 +28,7 @@ class Row(NamedTuple):
     seconds: float
     step_size: float
     radius_factor: float
+    schedule: str
 
 
 def run(
@@ -41,7 +42,8 @@ def run(
     for (name, epsilon), found in results.items():
         loss, low, high = (float(value) for value in median_band(found.losses[:, -1]))
         spent, setting = (found.epsilon, found.seconds), (found.step_size, found.radius_factor)
-        table.append(Row(name, epsilon, loss, low, high, loss - optimum, *spent, *setting))
+        measured = (loss, low, high, loss - optimum, *spent)
+        table.append(Row(name, epsilon, *measured, *setting, found.schedule))
     table.sort(key=lambda row: (row.epsilon, row.loss))
     write_csv(out / "compare.csv", Row._fields, table)
     _draw(table, out / "compare", problem.name)

@@ -1,9 +1,18 @@
 """Objective perturbation (Chaudhuri, Monteleoni, Sarwate 2011): noise inside the objective.
 
-The minimiser of Σ ℓ + Λ/2 ‖x‖² + ⟨b, x⟩ with Gaussian b is private by itself (`ObjectiveEvent`). A
-solver only comes near it, so, after Iyengar et al. (2019), the answer gets a little noise that
-covers the certified tolerance: an event of its own. Ours: a fifth of epsilon may go to the change
-of volume, which fixes the least Λ; losses that bend are averaged over ±smoothing.
+The minimiser of Σ ℓ + Λ/2 ‖x‖² + ⟨b, x⟩ is private by itself (`ObjectiveEvent`). Of its later forms
+this one has:
+
+- Gaussian b (Kifer, Smith, Thakurta 2012), with a privacy loss that uses that the gradient of a
+  linear model has a fixed direction, which is the improvement of Redberg, Koskela, Wang (2023). It
+  is composed numerically, where they state a privacy profile. Rows are shrunk so that gradients of
+  any loss are bounded, as by their clipping.
+- Approximate minima (Iyengar, Near, Song, Thakkar, Thakurta, Wang 2019, "AMP"): a solver only comes
+  near the minimiser, so that the answer gets a little noise that covers the certified tolerance, an
+  event of its own. They split epsilon by hand; here one accountant composes both.
+
+Ours: a fifth of epsilon may go to the change of volume, which fixes the least Λ; losses that bend
+are averaged over ±smoothing. There is no search for Λ on the rows, which would cost epsilon.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ def write_compare_report(path: Path, problem: str, rows: Sequence[Row]) -> None:
     blocks: list[Block] = [Banner(_NOT_PRIVATE, "warning")]
     blocks += _bars(rows)
     columns = ("method", "epsilon", "loss", "low", "high", "excess", "epsilon_spent", "seconds",
-               "step_size", "radius_factor")  # fmt: skip
+               "step_size", "radius_factor", "schedule")  # fmt: skip
     blocks.append(_table("All results", columns, rows))
     write_page(path, "Comparison of private optimizers", f"on {problem}", blocks)
 
