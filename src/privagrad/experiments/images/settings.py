@@ -1,0 +1,83 @@
+"""The runs of the experiment: methods, their tuned settings, and what a run depends on."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+from privagrad._internal import validate
+
+Rows = Literal["scattering", "pixels"]
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A method: its rows, its optimizer, and the shape of its ellipsoid.
+
+    The scale of a coordinate of the ellipsoid is the public variance of its column to the power of
+    minus `power`; with 0 the ellipsoid is a ball. `tuned` lists epsilons with the step size and the
+    radius that were best there; the nearest epsilon is used.
+    """
+
+    rows: Rows
+    optimizer: Literal["momentum", "pagan"]
+    power: float
+    tuned: tuple[tuple[float, float, float], ...]
+
+    def nearest(self, epsilon: float) -> tuple[float, float]:
+        """Step size and radius at this epsilon."""
+        found = min(self.tuned, key=lambda tuned: abs(math.log(tuned[0] / epsilon)))
+        return found[1], found[2]
+
+
+RECIPES = {
+    "ellipsoid": Recipe("scattering", "momentum", 0.6, ((1.0, 5e3, 0.05), (3.0, 2e4, 0.05))),
+    "dp-sgd": Recipe("scattering", "momentum", 0.0, ((1.0, 2e4, 0.1), (3.0, 1e5, 0.05))),
+    "dp-sgd-pixels": Recipe("pixels", "momentum", 0.0, ((1.0, 2e3, 0.1), (3.0, 5e3, 0.1))),
+}
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Everything that one run depends on, besides the images."""
+
+    method: str
+    epsilon: float
+    step_size: float
+    radius: float
+    steps: int = 200
+    seed: int = 0
+
+    @property
+    def recipe(self) -> Recipe:
+        return RECIPES[self.method]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Which runs to make: every method at every epsilon, `seeds` times.
+
+    A `quick` plan uses the beginning of the images, fewer steps, and axes of fewer pictures. With
+    `held_out` the models are measured on training rows that are held out, not on the test rows.
+    """
+
+    methods: tuple[str, ...] = tuple(RECIPES)
+    epsilons: tuple[float, ...] = (1.0, 3.0)
+    seeds: int = 5
+    quick: bool = False
+    held_out: bool = False
+
+    def __post_init__(self) -> None:
+        for name in self.methods:
+            validate.choice("method", name, RECIPES)
+
+    def settings(self) -> list[Setting]:
+        """Every run, seed by seed, so that early results cover all methods."""
+        steps = 50 if self.quick else 200
+        return [
+            Setting(name, epsilon, *RECIPES[name].nearest(epsilon), steps, seed)
+            for seed in range(self.seeds)
+            for name in self.methods
+            for epsilon in self.epsilons
+        ]

@@ -1,0 +1,113 @@
+"""One run: a linear model of several classes on rows that are fixed, by private gradients."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import ClassVar, TypedDict
+
+import numpy as np
+
+from privagrad._internal.validate import Integers, Vector
+from privagrad.experiments import DELTA
+from privagrad.experiments.images.data import CLASSES
+from privagrad.experiments.images.scattering import Features
+from privagrad.experiments.images.settings import Setting
+from privagrad.geometry.domains import Domain
+from privagrad.geometry.ellipsoid import Ellipsoid
+from privagrad.methods import METHODS, Method
+from privagrad.methods._base import Setting as MethodSetting
+from privagrad.methods._base import Shape
+from privagrad.methods.minimize import minimize
+from privagrad.privacy.events import GaussianEvent
+
+_MOMENTUM = 0.9
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows with labels, rows that measure, and the public variance of every column."""
+
+    rows: Features
+    labels: Integers
+    test_rows: Features
+    test_labels: Integers
+    variances: Vector
+
+
+class RunResult(TypedDict):
+    """What a run found; accuracies are shares of the rows that measure it."""
+
+    accuracy: float
+    epsilon_spent: float
+    noise_multiplier: float
+    seconds: float
+
+
+@dataclass
+class _State:
+    setting: MethodSetting
+    metric: Vector | float
+    velocity: Vector = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.velocity = np.zeros(self.setting.dim)
+
+
+class ShapedMomentum(Method):
+    """v ← 0.9 v + 0.1 ĝ, x ← x - α C v: SGD with momentum in the coordinates of the ellipsoid.
+
+    C is the ellipsoid's scale. In the coordinates in which the ellipsoid is a ball and the noise is
+    the same everywhere, this is DP-SGD with momentum; with a ball it is just that.
+    """
+
+    name: ClassVar[str] = "momentum"
+    shape: ClassVar[Shape] = "ellipsoid"
+
+    def default_step_size(self, domain: Domain, dim: int) -> float:
+        return np.inf
+
+    def start(self, setting: MethodSetting) -> _State:
+        shape = setting.ellipsoid
+        return _State(setting, shape.scale if isinstance(shape, Ellipsoid) else 1.0)
+
+    def step(self, state: _State, x: Vector, gradient: Vector, step_size: float) -> None:
+        state.velocity *= _MOMENTUM
+        state.velocity += (1 - _MOMENTUM) * gradient
+        x -= step_size * (state.metric * state.velocity)
+
+
+def train(setting: Setting, table: Table) -> RunResult:
+    """Train on all rows in every step, and measure the last iterate.
+
+    Rows are brought to norm 1 in the norm of the ellipsoid: that is a function of each row alone.
+    """
+    started = time.monotonic()
+    scale = table.variances**-setting.recipe.power
+    columns = Ellipsoid(scale, 1.0)
+    rows = _unit(table.rows, columns)
+    optimizer: Method = ShapedMomentum()
+    if setting.recipe.optimizer != "momentum":
+        optimizer = METHODS[setting.recipe.optimizer]
+    result = minimize(
+        "softmax", rows, table.labels, method=optimizer, epsilon=setting.epsilon, delta=DELTA,
+        ellipsoid=Ellipsoid(np.tile(scale, CLASSES), setting.radius), batch_size=len(rows),
+        steps=setting.steps, step_size=setting.step_size, schedule="linear",
+        random_state=setting.seed,
+    )  # fmt: skip
+    (event,) = (e for e in result.privacy.events if isinstance(e, GaussianEvent))
+    weights = result.x.reshape(CLASSES, -1)
+    guesses = (_unit(table.test_rows, columns) @ weights.T).argmax(axis=1)
+    return {
+        "accuracy": float((guesses == table.test_labels).mean()),
+        "epsilon_spent": result.privacy.epsilon,
+        "noise_multiplier": event.noise_multiplier,
+        "seconds": time.monotonic() - started,
+    }
+
+
+def _unit(rows: Features, columns: Ellipsoid) -> Features:
+    """Every row over its norm."""
+    norms = np.asarray(columns.norm(rows))
+    scaled: Features = (rows / np.maximum(norms, 1e-12)[:, None]).astype(np.float32)
+    return scaled
