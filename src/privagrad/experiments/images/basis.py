@@ -41,7 +41,7 @@ class Basis:
         return self.variances.size
 
     @classmethod
-    def of_strokes(cls, dim: int = 1000, pictures: int = 4000) -> Basis:
+    def of_strokes(cls, dim: int = 500, pictures: int = 4000) -> Basis:
         """The basis of features of random strokes."""
         features = normalised(scattering(random_strokes(pictures)))
         mean = features.mean(axis=0)

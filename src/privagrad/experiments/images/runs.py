@@ -19,7 +19,7 @@ from privagrad.experiments.images.settings import Plan, Rows, Setting
 from privagrad.experiments.images.tables import Row, write_results
 from privagrad.experiments.images.training import Table, train
 
-_AXES, _PICTURES = (1000, 4000), (100, 400)
+_AXES, _PICTURES = (500, 4000), (100, 400)
 """Axes and public pictures of a plan, and of a quick one."""
 
 

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from privagrad._internal import validate
+from privagrad._internal.validate import Vector
+from privagrad.geometry.ellipsoid import Ellipsoid
 
 Rows = Literal["scattering", "pixels"]
 
@@ -52,6 +54,10 @@ class Setting:
     @property
     def recipe(self) -> Recipe:
         return RECIPES[self.method]
+
+    def columns(self, variances: Vector) -> Ellipsoid:
+        """The ellipsoid of a row, for these public variances of its columns."""
+        return Ellipsoid(variances**-self.recipe.power, 1.0)
 
 
 @dataclass(frozen=True)

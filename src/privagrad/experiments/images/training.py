@@ -18,6 +18,7 @@ from privagrad.geometry.ellipsoid import Ellipsoid
 from privagrad.methods import METHODS, Method
 from privagrad.methods._base import Setting as MethodSetting
 from privagrad.methods._base import Shape
+from privagrad.methods.loop import Result
 from privagrad.methods.minimize import minimize
 from privagrad.privacy.events import GaussianEvent
 
@@ -78,32 +79,36 @@ class ShapedMomentum(Method):
 
 
 def train(setting: Setting, table: Table) -> RunResult:
-    """Train on all rows in every step, and measure the last iterate.
-
-    Rows are brought to norm 1 in the norm of the ellipsoid: that is a function of each row alone.
-    """
+    """Train on all rows in every step, and measure the last iterate."""
     started = time.monotonic()
-    scale = table.variances**-setting.recipe.power
-    columns = Ellipsoid(scale, 1.0)
-    rows = _unit(table.rows, columns)
-    optimizer: Method = ShapedMomentum()
-    if setting.recipe.optimizer != "momentum":
-        optimizer = METHODS[setting.recipe.optimizer]
-    result = minimize(
-        "softmax", rows, table.labels, method=optimizer, epsilon=setting.epsilon, delta=DELTA,
-        ellipsoid=Ellipsoid(np.tile(scale, CLASSES), setting.radius), batch_size=len(rows),
-        steps=setting.steps, step_size=setting.step_size, schedule="linear",
-        random_state=setting.seed,
-    )  # fmt: skip
+    result = fit(setting, table)
     (event,) = (e for e in result.privacy.events if isinstance(e, GaussianEvent))
-    weights = result.x.reshape(CLASSES, -1)
-    guesses = (_unit(table.test_rows, columns) @ weights.T).argmax(axis=1)
+    rows = _unit(table.test_rows, setting.columns(table.variances))
+    guesses = (rows @ result.last.reshape(CLASSES, -1).T).argmax(axis=1)
     return {
         "accuracy": float((guesses == table.test_labels).mean()),
         "epsilon_spent": result.privacy.epsilon,
         "noise_multiplier": event.noise_multiplier,
         "seconds": time.monotonic() - started,
     }
+
+
+def fit(setting: Setting, table: Table) -> Result:
+    """The private model of the table's rows.
+
+    Rows are brought to norm 1 in the norm of the ellipsoid: that is a function of each row alone.
+    """
+    columns = setting.columns(table.variances)
+    optimizer: Method = ShapedMomentum()
+    if setting.recipe.optimizer != "momentum":
+        optimizer = METHODS[setting.recipe.optimizer]
+    return minimize(
+        "softmax", _unit(table.rows, columns), table.labels, method=optimizer,
+        epsilon=setting.epsilon, delta=DELTA,
+        ellipsoid=Ellipsoid(np.tile(columns.scale, CLASSES), setting.radius),
+        batch_size=len(table.rows), steps=setting.steps, step_size=setting.step_size,
+        schedule="linear", random_state=setting.seed,
+    )  # fmt: skip
 
 
 def _unit(rows: Features, columns: Ellipsoid) -> Features:
