@@ -237,7 +237,7 @@ def images(
 
     `privagrad reproduce images --data-dir mnist --out results`
 
-    `privagrad reproduce images --data-dir mnist --methods ellipsoid --epsilons 3 --seeds 1`
+    `privagrad reproduce images --data-dir mnist --methods pagan --epsilons 3 --seeds 1`
     """
     if data_dir is None:
         raise ValueError("Expected --data-dir with mnist.npz, found none: give the folder.")

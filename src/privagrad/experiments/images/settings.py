@@ -15,17 +15,17 @@ Rows = Literal["scattering", "pixels"]
 
 @dataclass(frozen=True)
 class Recipe:
-    """A method: its rows, its optimizer, and the shape of its ellipsoid.
+    """A method of `minimize`, its rows, and the shape of its ellipsoid.
 
     The scale of a coordinate of the ellipsoid is the public variance of its column to the power of
-    minus `power`; with 0 the ellipsoid is a ball. `tuned` lists epsilons with the step size and the
-    radius that were best there; the nearest epsilon is used.
+    minus `power`; methods with A = I take the radius alone. `tuned` lists epsilons with the step
+    size and the radius that were best there; the nearest epsilon is used.
     """
 
+    method: str
     rows: Rows
-    optimizer: Literal["momentum", "pagan"]
-    power: float
     tuned: tuple[tuple[float, float, float], ...]
+    power: float = 0.0
 
     def nearest(self, epsilon: float) -> tuple[float, float]:
         """Step size and radius at this epsilon."""
@@ -34,10 +34,12 @@ class Recipe:
 
 
 RECIPES = {
-    "ellipsoid": Recipe("scattering", "momentum", 0.6, ((1.0, 5e3, 0.05), (3.0, 2e4, 0.05))),
-    "dp-sgd": Recipe("scattering", "momentum", 0.0, ((1.0, 2e4, 0.1), (3.0, 1e5, 0.05))),
-    "dp-sgd-pixels": Recipe("pixels", "momentum", 0.0, ((1.0, 2e3, 0.1), (3.0, 5e3, 0.1))),
+    "pagan": Recipe("pagan", "scattering", ((1.0, 4.0, 0.05), (3.0, 8.0, 0.05)), power=0.6),
+    "dp-adagrad": Recipe("dp-adagrad", "scattering", ((1.0, 4.0, 0.05), (3.0, 8.0, 0.05))),
+    "dp-sgd": Recipe("dp-sgd", "scattering", ((1.0, 5e3, 0.05), (3.0, 2e4, 0.05))),
+    "dp-sgd-pixels": Recipe("dp-sgd", "pixels", ((1.0, 2e3, 0.1), (3.0, 2e4, 0.05))),
 }
+_STEPS, _QUICK_STEPS = 80, 40
 
 
 @dataclass(frozen=True)
@@ -48,7 +50,7 @@ class Setting:
     epsilon: float
     step_size: float
     radius: float
-    steps: int = 200
+    steps: int = _STEPS
     seed: int = 0
 
     @property
@@ -57,7 +59,7 @@ class Setting:
 
     def columns(self, variances: Vector) -> Ellipsoid:
         """The ellipsoid of a row, for these public variances of its columns."""
-        return Ellipsoid(variances**-self.recipe.power, 1.0)
+        return Ellipsoid((variances / variances.max()) ** -self.recipe.power, 1.0)
 
 
 @dataclass(frozen=True)
@@ -80,7 +82,7 @@ class Plan:
 
     def settings(self) -> list[Setting]:
         """Every run, seed by seed, so that early results cover all methods."""
-        steps = 50 if self.quick else 200
+        steps = _QUICK_STEPS if self.quick else _STEPS
         return [
             Setting(name, epsilon, *RECIPES[name].nearest(epsilon), steps, seed)
             for seed in range(self.seeds)

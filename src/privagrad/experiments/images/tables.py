@@ -15,10 +15,10 @@ Row = dict[str, Any]
 """The fields of a `Setting` and of a `RunResult`, as they are kept in JSON."""
 
 LABELS = {
-    "ellipsoid": "scattering, ellipsoid",
-    "dp-sgd": "scattering, ball (DP-SGD)",
-    "dp-sgd-pixels": "pixels, ball (DP-SGD)",
-    "pagan": "scattering, PAGAN",
+    "pagan": "PAGAN (ellipsoid), scattering",
+    "dp-adagrad": "DP-AdaGrad (ball), scattering",
+    "dp-sgd": "DP-SGD (ball), scattering",
+    "dp-sgd-pixels": "DP-SGD (ball), pixels",
 }
 PUBLISHED = {
     1.0: (("DP-SGD", 91.7), ("DP-AdamBC", 94.0), ("DP-KFC", 94.2)),
@@ -26,6 +26,7 @@ PUBLISHED = {
 }
 """Accuracies in percent at delta = 1e-5."""
 
+_ERRORS = (1.0, 2.0, 5.0, 10.0)
 COLUMNS = (
     "method", "epsilon", "seed", "accuracy", "epsilon_spent", "step_size", "radius", "steps",
     "noise_multiplier", "seconds",
@@ -82,25 +83,25 @@ def _markdown(rows: list[Row], plan: Plan) -> str:
 
 
 def _differences(rows: list[Row]) -> list[str]:
-    """The errors of the ellipsoid and of the ball, seed by seed, with an interval."""
+    """What the ellipsoid gains over each method with a ball, seed by seed, with an interval."""
     found = {(r["method"], r["epsilon"], r["seed"]): 100 * r["accuracy"] for r in rows}
     notes = []
-    for epsilon in sorted({row["epsilon"] for row in rows}):
-        differences = [
-            value - found["dp-sgd", epsilon, seed]
-            for (method, at, seed), value in found.items()
-            if (method, at) == ("ellipsoid", epsilon) and ("dp-sgd", epsilon, seed) in found
+    for method, epsilon in groups(rows):
+        gains = [
+            found["pagan", epsilon, seed] - value
+            for (name, at, seed), value in found.items()
+            if (name, at) == (method, epsilon) and ("pagan", epsilon, seed) in found
         ]
-        if len(differences) > 1:
-            middle, half = _interval(differences)
+        if method != "pagan" and len(gains) > 1:
+            middle, half = _interval(gains)
             notes.append(
-                f"- epsilon {epsilon:g}: {middle:+.2f} ({middle - half:+.2f} to "
-                f"{middle + half:+.2f}) points"
+                f"- {LABELS[method]}, epsilon {epsilon:g}: {middle:+.2f} "
+                f"({middle - half:+.2f} to {middle + half:+.2f})"
             )
     if not notes:
         return []
-    title = "Accuracy with the ellipsoid minus that with the ball, on the same features, and the "
-    return ["", title + "95 % interval of its mean over seeds (Student's t):", "", *notes]
+    title = "Points that PAGAN gains, mean over seeds with its 95 % interval (Student's t):"
+    return ["", title, "", *notes]
 
 
 def _interval(values: list[float]) -> tuple[float, float]:
@@ -122,5 +123,11 @@ def _draw(stem: Path, rows: list[Row]) -> None:
         ]
         axes.plot(epsilons, errors, "o-", color=colour, label=LABELS[method])
     axes.set(xlabel="epsilon", ylabel="error in %", xscale="log", yscale="log")
+    for ticks, of in (
+        (sorted({row["epsilon"] for row in rows}), axes.xaxis),
+        (_ERRORS, axes.yaxis),
+    ):
+        of.set_ticks(ticks, [f"{tick:g}" for tick in ticks])
+    axes.minorticks_off()
     axes.legend(frameon=False, fontsize="small")
     save(fig, stem)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field
-from typing import ClassVar, TypedDict
+from dataclasses import dataclass
+from typing import TypedDict
 
 import numpy as np
 
@@ -13,16 +13,10 @@ from privagrad.experiments import DELTA
 from privagrad.experiments.images.data import CLASSES
 from privagrad.experiments.images.scattering import Features
 from privagrad.experiments.images.settings import Setting
-from privagrad.geometry.domains import Domain
 from privagrad.geometry.ellipsoid import Ellipsoid
-from privagrad.methods import METHODS, Method
-from privagrad.methods._base import Setting as MethodSetting
-from privagrad.methods._base import Shape
 from privagrad.methods.loop import Result
 from privagrad.methods.minimize import minimize
 from privagrad.privacy.events import GaussianEvent
-
-_MOMENTUM = 0.9
 
 
 @dataclass(frozen=True)
@@ -43,39 +37,6 @@ class RunResult(TypedDict):
     epsilon_spent: float
     noise_multiplier: float
     seconds: float
-
-
-@dataclass
-class _State:
-    setting: MethodSetting
-    metric: Vector | float
-    velocity: Vector = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.velocity = np.zeros(self.setting.dim)
-
-
-class ShapedMomentum(Method):
-    """v ← 0.9 v + 0.1 ĝ, x ← x - α C v: SGD with momentum in the coordinates of the ellipsoid.
-
-    C is the ellipsoid's scale. In the coordinates in which the ellipsoid is a ball and the noise is
-    the same everywhere, this is DP-SGD with momentum; with a ball it is just that.
-    """
-
-    name: ClassVar[str] = "momentum"
-    shape: ClassVar[Shape] = "ellipsoid"
-
-    def default_step_size(self, domain: Domain, dim: int) -> float:
-        return np.inf
-
-    def start(self, setting: MethodSetting) -> _State:
-        shape = setting.ellipsoid
-        return _State(setting, shape.scale if isinstance(shape, Ellipsoid) else 1.0)
-
-    def step(self, state: _State, x: Vector, gradient: Vector, step_size: float) -> None:
-        state.velocity *= _MOMENTUM
-        state.velocity += (1 - _MOMENTUM) * gradient
-        x -= step_size * (state.metric * state.velocity)
 
 
 def train(setting: Setting, table: Table) -> RunResult:
@@ -99,11 +60,8 @@ def fit(setting: Setting, table: Table) -> Result:
     Rows are brought to norm 1 in the norm of the ellipsoid: that is a function of each row alone.
     """
     columns = setting.columns(table.variances)
-    optimizer: Method = ShapedMomentum()
-    if setting.recipe.optimizer != "momentum":
-        optimizer = METHODS[setting.recipe.optimizer]
     return minimize(
-        "softmax", _unit(table.rows, columns), table.labels, method=optimizer,
+        "softmax", _unit(table.rows, columns), table.labels, method=setting.recipe.method,
         epsilon=setting.epsilon, delta=DELTA,
         ellipsoid=Ellipsoid(np.tile(columns.scale, CLASSES), setting.radius),
         batch_size=len(table.rows), steps=setting.steps, step_size=setting.step_size,
