@@ -37,7 +37,7 @@ RECIPES = {
     "pagan": Recipe("pagan", "scattering", ((1.0, 4.0, 0.05), (3.0, 8.0, 0.05)), power=0.6),
     "dp-adagrad": Recipe("dp-adagrad", "scattering", ((1.0, 2.0, 0.05), (3.0, 2.0, 0.05))),
     "dp-sgd": Recipe("dp-sgd", "scattering", ((1.0, 5e3, 0.05), (3.0, 1e4, 0.05))),
-    "dp-sgd-pixels": Recipe("dp-sgd", "pixels", ((1.0, 2e3, 0.1), (3.0, 2e4, 0.05))),
+    "dp-sgd-pixels": Recipe("dp-sgd", "pixels", ((1.0, 5e3, 0.1), (3.0, 1e4, 0.1))),
 }
 _STEPS, _QUICK_STEPS = 80, 40
 
