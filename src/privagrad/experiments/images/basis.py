@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from privagrad._internal.atomic import atomic_write
 from privagrad._internal.jit import kernel
@@ -80,12 +81,11 @@ def normalised(features: Features) -> Features:
     return features
 
 
-def cached(folder: Path, parts: tuple[Any, ...], make: Callable[[], Features]) -> Features:
-    """What `make` makes of `parts`, arrays and numbers, kept in a file in `folder`."""
+def cached(folder: Path, parts: tuple[NDArray[Any], ...], make: Callable[[], Features]) -> Features:
+    """What `make` makes of the arrays `parts`, kept in a file in `folder`."""
     digest = hashlib.sha256(repr(VERSION).encode())
     for part in parts:
-        plain = isinstance(part, np.ndarray)
-        digest.update(np.ascontiguousarray(part).tobytes() if plain else repr(part).encode())
+        digest.update(np.ascontiguousarray(part).tobytes())
     path = folder / f"{digest.hexdigest()[:16]}.npy"
     if path.exists():
         kept: Features = np.load(path)

@@ -26,7 +26,7 @@ _AXES, _PICTURES = (500, 4000), (100, 400)
 def run(digits: Digits, plan: Plan, out: Path) -> list[Row]:
     """Make every run that is not in `out` yet; write the tables and the plot.
 
-    The features are kept in `out` too, about 280 MB. An interrupted plan is resumed after the last
+    The features are kept in `out` too, about 140 MB. An interrupted plan is resumed after the last
     finished run.
     """
     if plan.quick:
@@ -64,7 +64,9 @@ def _table(digits: Digits, plan: Plan, kind: Rows, folder: Path) -> Table:
     basis = Basis.of_strokes(axes, pictures)
 
     def coordinates(images: Images) -> Features:
-        return cached(folder, (images, axes, pictures), partial(basis.coordinates, images))
+        # With the axes, of which another machine might find the opposite ones.
+        parts = (images, basis.mean, basis.axes)
+        return cached(folder, parts, partial(basis.coordinates, images))
 
     rows, tests = coordinates(digits.images), coordinates(digits.test_images)
     return Table(rows, digits.labels, tests, digits.test_labels, basis.variances)
@@ -84,6 +86,7 @@ def _digest(digits: Digits, plan: Plan) -> str:
 
 
 def _name(setting: Setting) -> str:
-    parts = (setting.epsilon, setting.step_size, setting.radius)
+    recipe = setting.recipe
+    parts = (recipe.power, setting.epsilon, setting.step_size, setting.radius)
     numbers = "-".join(f"{part:g}" for part in parts)
-    return f"{setting.method}-{numbers}-{setting.steps}-seed{setting.seed}"
+    return f"{recipe.method}-{recipe.rows}-{numbers}-{setting.steps}-seed{setting.seed}"

@@ -71,6 +71,7 @@ def _markdown(rows: list[Row], plan: Plan) -> str:
         lines += [
             f"| {name} | {epsilon:g} | {accuracy} (published) | | |"
             for epsilon, found in PUBLISHED.items()
+            if any(row["epsilon"] == epsilon for row in rows)
             for name, accuracy in found
         ]
     lines += ["", "Mean ± standard deviation over seeds. The noise is seeded."]
