@@ -68,6 +68,16 @@ def write_rates_report(
     write_page(path, "Rates", "Measured excess loss and the bounds of the paper", blocks)
 
 
+def write_images_report(path: Path, rows: Sequence[Row]) -> None:
+    """Write the accuracies on images of digits."""
+    blocks: list[Block] = [
+        Banner("The noise is seeded: these runs are for figures, not for release.", "warning")
+    ]
+    columns = ("method", "epsilon", "seed", "accuracy", "epsilon_spent", "seconds")
+    blocks.append(_table("All runs", columns, rows))
+    write_page(path, "Digits", "A private linear model on fixed features", blocks)
+
+
 def write_language_report(path: Path, rows: Sequence[Row]) -> None:
     """Write the perplexities of Table 1 and the curves of Figure 2."""
     blocks: list[Block] = [
