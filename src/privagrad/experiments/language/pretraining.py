@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import random
 from collections.abc import Callable, Iterator
 
 import torch
@@ -20,7 +21,9 @@ Report = Callable[[int, int, float, float], None]
 
 _STREAMS, _WINDOW = 20, 70
 """The text is cut into streams; a step sees the next words of each."""
-_EPOCHS, _STEP, _WARM_UP, _RADIUS = 5, 3e-3, 0.03, 0.5
+_EPOCHS, _STEP, _RADIUS = 5, 3e-3, 0.5
+_WARM_UP = 100
+"""Steps in which the step size rises; at most a tenth of all."""
 _DROPOUT = 0.2
 _EMBEDDING = 0.1
 """Deviation of initial embeddings. Without noise, small ones are better for rare words."""
@@ -70,15 +73,17 @@ def _windows(text: Tensor, epoch: int) -> Iterator[Batch]:
 
     Every epoch starts at another place of the text, so that the windows differ.
     """
-    offset = int(torch.randint(len(text), (), generator=torch.Generator().manual_seed(epoch)))
-    text = text.roll(-offset)
+    text = text.roll(random.Random(epoch).randrange(len(text) - 1))
     streams = min(_STREAMS, len(text) - 1)
     length = (len(text) - 1) // streams
-    words = text[: streams * length].view(streams, length)
+    inputs = text[: streams * length].view(streams, length)
     targets = text[1 : streams * length + 1].view(streams, length)
-    return zip(torch.split(words, _WINDOW, 1), torch.split(targets, _WINDOW, 1), strict=True)
+    used = length // _WINDOW * _WINDOW or length
+    for start in range(0, used, _WINDOW):
+        part = slice(start, start + _WINDOW)
+        yield inputs[:, part], targets[:, part]
 
 
 def _step_sizes(steps: int) -> list[float]:
-    warm = max(1, int(_WARM_UP * steps))
-    return [_STEP * min(1.0, (k + 1) / warm) * (1 - k / steps) for k in range(steps)]
+    warm = max(1, min(_WARM_UP, steps // 10))
+    return [_STEP * (1 - k / steps) * min(1, (k + 1) / warm) for k in range(steps)]
