@@ -378,6 +378,16 @@ def test_the_public_model_depends_on_the_public_text_alone(
     assert all(torch.equal(found[name], again[name]) for name in found)
 
 
+def test_public_training_carries_the_state(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After 0 0 comes 1, after 1 0 comes 0: one word alone does not tell."""
+    text = torch.tensor([0, 0, 1, 1]).repeat(300)
+    monkeypatch.setattr(pretraining, "_WINDOW", 1)
+    monkeypatch.setattr(pretraining, "_STEP", 0.03)
+    model = pretraining.pretrained(text, vocabulary=2, width=8)
+    assert perplexity(model, text) < 1.8  # 2.0 without the state
+    assert model.lstm.dropout == 0
+
+
 def test_moments_of_a_public_start_are_those_of_its_gradients(folder: Path, tmp_path: Path) -> None:
     data = texts(folder)
     setting = Setting("pagan+public", 1.0, 0.1, width=8)
