@@ -65,7 +65,7 @@ RECIPES = {
     "pagan+words": Recipe(((3.0, 500, 0.15), (1.0, 1000, 0.16), (0.5, 1000, 0.14)), power=0.0),
     "dp-sgd+public": Recipe(((3.0, 2000, 14.0), (1.0, 2000, 9.0), (0.5, 2000, 6.0))),
     "pasan+public": Recipe(((3.0, 2000, 0.04), (1.0, 2000, 0.05), (0.5, 2000, 0.06)), power=0.0),
-    "pagan+public": Recipe(((3.0, 2000, 0.1), (1.0, 2000, 0.1), (0.5, 2000, 0.1)), power=0.0),
+    "pagan+public": Recipe(((3.0, 2000, 0.04), (1.0, 2000, 0.04), (0.5, 2000, 0.04)), power=0.0),
     "sgd": Recipe(((math.inf, 25, 10.0),), power=0.5),
     "adagrad": Recipe(((math.inf, 25, 0.05),), schedule="constant", power=0.5),
     "sgd+public": Recipe(((math.inf, 25, 10.0),), power=0.5),
