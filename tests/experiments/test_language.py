@@ -8,6 +8,7 @@ import itertools
 import json
 import math
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -19,16 +20,18 @@ from typer.testing import CliRunner
 
 from privagrad.cli import app
 from privagrad.experiments import downloads
-from privagrad.experiments.language import training
+from privagrad.experiments.language import pretraining, training
 from privagrad.experiments.language import tuning as language_tuning
 from privagrad.experiments.language.corpus import (
     Sequences,
     Texts,
     Vocabulary,
+    read_folder,
     read_texts,
     read_tokens,
 )
 from privagrad.experiments.language.model import LanguageModel, perplexity
+from privagrad.experiments.language.pretraining import _windows
 from privagrad.experiments.language.public import public_model, public_moments
 from privagrad.experiments.language.settings import RECIPES, Plan, Setting
 from privagrad.experiments.language.tables import COLUMNS, interval
@@ -71,6 +74,33 @@ def test_the_vocabulary_has_the_frequent_words_and_one_for_others() -> None:
     words = Vocabulary.of(["a", "a", "a", "b", "b", "c", "<unk>", "<unk>", "<unk>", "<unk>"], 3)
     assert words.numbers == {"<unk>": 0, "a": 1, "b": 2}
     assert words.encode(["b", "c", "a"]).tolist() == [2, 0, 1]
+
+
+def test_sorted_lists_of_public_sentences_are_shuffled(tmp_path: Path) -> None:
+    lines = [f"sentence {n:03}" for n in range(100)]
+    (tmp_path / "list.txt").write_text("\n".join(lines), encoding="utf-8")
+    words = read_folder(tmp_path)
+    found = [" ".join(words[k : k + 2]) for k in range(0, len(words), 3)]
+    assert sorted(found) == lines
+    follows = sum(b == lines[min(lines.index(a) + 1, 99)] for a, b in pairwise(found))
+    assert follows < 10
+    assert read_folder(tmp_path) == words
+    # A text keeps its order.
+    (tmp_path / "list.txt").write_text("\n".join(found), encoding="utf-8")
+    assert read_folder(tmp_path) == words
+
+
+def test_windows_of_public_streams_follow_each_other() -> None:
+    text = torch.arange(5000)
+    for epoch in (0, 1):
+        words, targets = zip(*_windows(text, epoch), strict=True)
+        assert len({len(part) for part in words}) == 1
+        inputs, following = torch.cat(words, 1), torch.cat(targets, 1)
+        assert torch.equal(following, (inputs + 1) % 5000)
+        assert torch.equal(inputs[:, 1:], following[:, :-1])
+        assert inputs.shape == (20, 210)  # three windows of 70 words in each stream
+        assert len(set(inputs.flatten().tolist())) == 4200
+    assert not torch.equal(next(_windows(text, 0))[0], next(_windows(text, 1))[0])
 
 
 def test_the_papers_sizes() -> None:
@@ -330,6 +360,32 @@ def test_a_public_start_is_the_model_of_the_public_text(folder: Path, tmp_path: 
     model.load_state_dict(public_model(data, setting, tmp_path))
     assert found == [perplexity(model, data.valid)] * 2
     assert found[0] < 12.5
+
+
+def test_the_public_model_depends_on_the_public_text_alone(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pretraining, "_STEP", 0.03)  # this text is short
+    (folder / "public" / "wiki.txt").write_text(story(1500, 2), encoding="utf-8")
+    data = texts(folder)
+    setting = Setting("dp-sgd+public", 1.0, 1.0, width=16)
+    found = public_model(data, setting, tmp_path / "one")
+    model = LanguageModel(len(data.vocabulary), 16)
+    model.load_state_dict(found)
+    assert perplexity(model, data.valid) < 11.5  # 12.0 with word frequencies alone
+    others = replace(data, train=data.train.flip(0), valid=data.valid.flip(0))
+    again = public_model(others, setting, tmp_path / "two")
+    assert all(torch.equal(found[name], again[name]) for name in found)
+
+
+def test_public_training_carries_the_state(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After 0 0 comes 1, after 1 0 comes 0: one word alone does not tell."""
+    text = torch.tensor([0, 0, 1, 1]).repeat(300)
+    monkeypatch.setattr(pretraining, "_WINDOW", 1)
+    monkeypatch.setattr(pretraining, "_STEP", 0.03)
+    model = pretraining.pretrained(text, vocabulary=2, width=8)
+    assert perplexity(model, text) < 1.8  # 2.0 without the state
+    assert model.lstm.dropout == 0
 
 
 def test_moments_of_a_public_start_are_those_of_its_gradients(folder: Path, tmp_path: Path) -> None:

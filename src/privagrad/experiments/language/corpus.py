@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import random
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 import torch
@@ -18,6 +20,8 @@ Batch = tuple[Tensor, Tensor]
 UNKNOWN, END = "<unk>", "<eos>"
 VOCABULARY = 8000
 LENGTH = 35
+_SORTED = 0.9
+"""The share of neighbouring lines in alphabetical order above which a file is a sorted list."""
 _QUICK = {"vocabulary": 1000, "train": 40_000, "valid": 4_000, "public": 20_000}
 """Sizes in words of the vocabulary and the texts of a quick run."""
 
@@ -27,7 +31,11 @@ def read_tokens(path: Path) -> list[str]:
     if not path.is_file():
         raise FileNotFoundError(f"Expected a text file, found nothing at {path}.")
     with path.open(encoding="utf-8") as lines:
-        return [token for line in lines for token in (*line.split(), END)]
+        return _words(lines)
+
+
+def _words(lines: Iterable[str]) -> list[str]:
+    return [token for line in lines for token in (*line.split(), END)]
 
 
 def read_folder(folder: Path) -> list[str]:
@@ -35,7 +43,21 @@ def read_folder(folder: Path) -> list[str]:
     files = sorted(p for p in folder.glob("*") if p.suffix in (".txt", ".tokens"))
     if not files:
         raise FileNotFoundError(f"Expected .txt or .tokens files in {folder}, found none.")
-    return [token for file in files for token in read_tokens(file)]
+    return [token for file in files for token in _words(_unsorted(file))]
+
+
+def _unsorted(file: Path) -> list[str]:
+    """The lines of a file; in random order if it is a sorted list.
+
+    In alphabetical order every line would predict the first words of the next, which is of no use
+    for any other text.
+    """
+    with file.open(encoding="utf-8") as text:
+        lines = list(text)
+    in_order = sum(line <= following for line, following in pairwise(lines))
+    if in_order > _SORTED * (len(lines) - 1):
+        random.Random(0).shuffle(lines)
+    return lines
 
 
 @dataclass(frozen=True)

@@ -4,30 +4,25 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from itertools import chain, repeat
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.utils import clip_grad_norm_
-from torch.optim import SGD, Adagrad, Optimizer
+from torch.optim import SGD, Optimizer
 from torch.utils.data import DataLoader
 
 from privagrad._internal.atomic import atomic_write
 from privagrad.experiments.language.corpus import Sequences, Texts, collate
 from privagrad.experiments.language.model import LanguageModel
+from privagrad.experiments.language.pretraining import Report, pretrained
 from privagrad.experiments.language.settings import PAPER_BATCH_SIZE, Setting
 from privagrad.geometry.scales import SCALE_POWERS
 from privagrad.torch.damping import damp_steps, start_from_counts, word_shares
 from privagrad.torch.engine import PrivacyEngine
 from privagrad.torch.moments import SecondMoments, second_moments, shaped_scales
 
-Report = Callable[[int, int, float, float], None]
-"""Called with the step, the number of steps, the perplexity and the epsilon so far."""
-
-_PLAIN_BATCH, _PLAIN_EPOCHS, _PLAIN_STEP, _PLAIN_RADIUS = 50, 3, 0.07, 0.5
-"""Training on the public text, without privacy."""
+_BATCH = 50
+"""Examples whose moments are computed at once."""
 
 _FLOOR = 2.0
 """Times the mean moment of a tensor: in embeddings worth a few hundred occurrences of a word."""
@@ -57,9 +52,10 @@ def public_model(
     texts: Texts, setting: Setting, folder: Path, report: Report | None = None
 ) -> dict[str, Tensor]:
     """The weights of a model that was trained on the public text alone; kept in `folder`."""
+    text = texts.require_public(setting.method)
     return _kept(
         folder / f"model-{_shape(texts, setting)}.pt",
-        lambda: _trained_on_public_text(texts, setting, report),
+        lambda: pretrained(text, len(texts.vocabulary), setting.width, report).state_dict(),
     )
 
 
@@ -79,27 +75,6 @@ def _kept(path: Path, make: Callable[[], dict[str, Tensor]]) -> dict[str, Tensor
     return made
 
 
-def _trained_on_public_text(
-    texts: Texts, setting: Setting, report: Report | None
-) -> dict[str, Tensor]:
-    """Epochs of AdaGrad with steps that fall linearly to 0, without privacy."""
-    torch.manual_seed(0)
-    model = LanguageModel(len(texts.vocabulary), setting.width)
-    data = Sequences(texts.require_public(setting.method))
-    loader: DataLoader[Any] = DataLoader(data, _PLAIN_BATCH, shuffle=True, collate_fn=collate)
-    optimizer = Adagrad(model.parameters(), lr=_PLAIN_STEP)
-    steps = _PLAIN_EPOCHS * len(loader)
-    for step, (words, targets) in enumerate(chain.from_iterable(repeat(loader, _PLAIN_EPOCHS))):
-        optimizer.param_groups[0]["lr"] = _PLAIN_STEP * (1 - step / steps)
-        optimizer.zero_grad()
-        model(words, targets).backward()
-        clip_grad_norm_(model.parameters(), _PLAIN_RADIUS)
-        optimizer.step()
-        if report is not None:
-            report(step, steps, math.nan, math.nan)
-    return model.state_dict()
-
-
 def _moments_at_start(
     texts: Texts, setting: Setting, folder: Path, report: Report | None
 ) -> dict[str, Tensor]:
@@ -107,7 +82,7 @@ def _moments_at_start(
     model.load_state_dict(public_model(texts, setting, folder, report))
     data = Sequences(texts.require_public(setting.method))
     # The module takes the targets too, and gives the loss.
-    batches = ((*batch, batch[1]) for batch in DataLoader(data, _PLAIN_BATCH, collate_fn=collate))
+    batches = ((*batch, batch[1]) for batch in DataLoader(data, _BATCH, collate_fn=collate))
     return second_moments(model, batches, floor=_FLOOR, per="row")
 
 

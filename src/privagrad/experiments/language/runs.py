@@ -12,7 +12,8 @@ from pathlib import Path
 
 from privagrad._internal.atomic import atomic_write
 from privagrad.experiments.language.corpus import Texts
-from privagrad.experiments.language.public import Report, public_model, public_moments
+from privagrad.experiments.language.pretraining import Report
+from privagrad.experiments.language.public import public_model, public_moments
 from privagrad.experiments.language.settings import Plan, Setting
 from privagrad.experiments.language.tables import Row, write_results
 from privagrad.experiments.language.training import train

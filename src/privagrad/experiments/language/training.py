@@ -18,12 +18,8 @@ from torch.utils.data import DataLoader
 from privagrad.experiments import DELTA
 from privagrad.experiments.language.corpus import Batch, Sequences, Texts, collate
 from privagrad.experiments.language.model import LanguageModel, perplexity
-from privagrad.experiments.language.public import (
-    Report,
-    ellipsoid_of,
-    public_model,
-    start_from_words,
-)
+from privagrad.experiments.language.pretraining import Report
+from privagrad.experiments.language.public import ellipsoid_of, public_model, start_from_words
 from privagrad.experiments.language.settings import Schedule, Setting
 from privagrad.privacy.accounting import PrivacyPlan
 from privagrad.privacy.events import GaussianEvent

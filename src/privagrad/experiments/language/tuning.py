@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import NamedTuple, TypeVar, get_type_hints
 
 from privagrad.experiments.language.corpus import Texts
-from privagrad.experiments.language.public import Report
+from privagrad.experiments.language.pretraining import Report
 from privagrad.experiments.language.settings import SCHEDULES, Setting
 from privagrad.experiments.language.training import train
 from privagrad.privacy.accounting import PrivacyPlan
