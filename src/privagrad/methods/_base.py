@@ -14,6 +14,7 @@ from privagrad.geometry.ellipsoid import Ellipsoid, Projection
 from privagrad.glm.losses import Loss
 from privagrad.privacy.accounting import PrivacyPlan
 from privagrad.privacy.bounded import BoundedSum
+from privagrad.privacy.correlation import spread_of
 from privagrad.privacy.events import Release, training_event
 from privagrad.privacy.sampling import Batches, Rows, Samples
 
@@ -125,7 +126,7 @@ class Setting:
         noise: Vector = (
             self.noise_multiplier / self.batches.expected_size * self.ellipsoid.noise_std
         )
-        return noise
+        return noise * spread_of(self.batches.bands)
 
 
 class Oracle(Protocol):

@@ -12,6 +12,7 @@ after b (Kalinin and Lampert 2024, "Banded square root matrix factorization").
 
 from __future__ import annotations
 
+import math
 import os
 from functools import lru_cache
 from typing import Any, NoReturn
@@ -55,6 +56,16 @@ def inverse_of(coefficients: tuple[float, ...], count: int) -> Vector:
         reach = min(t, len(coefficients) - 1)
         inverse[t] = -sum(coefficients[k] * inverse[t - k] for k in range(1, reach + 1))
     return inverse
+
+
+@lru_cache(maxsize=MOST_BANDS)
+def spread_of(bands: int) -> float:
+    """The standard deviation of a late M_t over that of independent noise at the same z: |c| |h|.
+
+    It is 1 for one band.
+    """
+    coefficients = coefficients_of(bands)
+    return math.hypot(*coefficients) * math.hypot(*inverse_of(coefficients, _LONGEST))
 
 
 @lru_cache(maxsize=64)
