@@ -75,7 +75,7 @@ def test_the_noise_of_a_run_is_what_its_report_says(noise: Any) -> None:
 @pytest.mark.parametrize("row", [0, 2, 10])
 def test_a_row_is_as_visible_as_the_event_says(row: int) -> None:
     """One row is not zero: its blocks are (1 - r) N(0, 1) + r N(1/z, 1), of the event's r and z."""
-    bands, steps, batch, n = 3, 6000, 2, 11
+    bands, steps, batch, n = 3, 12_000, 2, 11
     rows = np.zeros((n, 1))
     rows[row] = 1e6
     result, noisy = gradients_of(
