@@ -461,8 +461,8 @@ _GRADIENT_SUMS = (
     Mutant(
         "sums are divided by the realised batch size",
         "methods/oracle.py",
-        "gradient = self._release(batch, self.mechanism, bounded)",
-        "gradient = self._release(batch, self.mechanism, bounded)\n"
+        "gradient = self._release(batch, self.mechanism, bounded, self.history)",
+        "gradient = self._release(batch, self.mechanism, bounded, self.history)\n"
         "        gradient *= self.setting.batches.expected_size / max(batch.size, 1)",
         (f"{_MINIMIZE}test_sums_are_divided_by_the_expected_batch_size",),
     ),
@@ -479,10 +479,10 @@ _GRADIENT_SUMS = (
     Mutant(
         "the ellipsoid is chosen by gradients before their noise",
         "methods/oracle.py",
-        "        gradient = self._release(batch, self.mechanism, bounded)\n"
+        "        gradient = self._release(batch, self.mechanism, bounded, self.history)\n"
         "        if learns:\n            self.seen.append(gradient.copy())",
         "        if learns:\n            self.seen.append(bounded.memory * self.mechanism.grid)\n"
-        "        gradient = self._release(batch, self.mechanism, bounded)",
+        "        gradient = self._release(batch, self.mechanism, bounded, self.history)",
         (f"{_OBJECTIVE}test_the_gradients_that_choose_an_ellipsoid_are_those_released",),
     ),
     Mutant(

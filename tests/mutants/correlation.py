@@ -24,7 +24,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "privacy/grid.py",
         "return math.hypot(*self.coefficients) * once + rounding",
         "return math.hypot(*self.coefficients) * once",
-        (f"{_CORRELATION}test_a_row_moves_the_sums_of_a_block_by_at_most_the_sensitivity",),
+        (f"{_CORRELATION}test_the_sensitivity_covers_the_rounding_of_what_is_taken_away",),
     ),
     Mutant(
         "a step is forgotten in the history of the noise",

@@ -7,6 +7,7 @@ import math
 import os
 import pickle
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import numpy as np
 import pytest
@@ -150,6 +151,39 @@ def test_a_row_moves_the_sums_of_a_block_by_at_most_the_sensitivity(
         assert place <= step < place + bands or not apart.any()
         square += float(apart @ apart)
     assert math.sqrt(square) <= mechanism.sensitivity / mechanism.grid * (1 + 1e-12)
+
+
+def test_the_sensitivity_covers_the_rounding_of_what_is_taken_away() -> None:
+    """On a grid of 1 a row of one unit moves many sums by c_k rounded up, if releases are so.
+
+    A block then moves further than |c| times the 2 units that a single release counts.
+    """
+    bands = MOST_BANDS
+    c, rng = np.array(coefficients_of(bands)), np.random.default_rng(0)
+    mechanism = GaussianSum(1, 1.0, 1, units=1.0, coefficients=tuple(c))
+    assert mechanism.grid == 1
+    histories = [NoiseHistory(mechanism, mechanism.coefficients, 1, 1e6) for _ in "ab"]
+    past, square = [[0.0] * bands, [0.0] * bands], 0.0
+    for step in range(bands):
+        sums, kept = [], []
+        for history, row in zip(histories, (1.0, 0.0), strict=True):
+            history.begin(mechanism, 1)
+            units = np.array([row if step == 0 else 0.0])
+            kept.append(history.subtract(units, 0))
+            sums.append(units)
+        square += float((sums[0] - sums[1])[0]) ** 2
+
+        def next_apart(release: float, kept: Any = kept) -> float:
+            noises = ([release - k[0], *old] for k, old in zip(kept, past, strict=True))
+            taken = [np.rint(c[1:] @ np.array(noise)[: bands - 1]) for noise in noises]
+            return float(abs(taken[0] - taken[1]))
+
+        release = max(rng.integers(-500, 500, 200).tolist(), key=next_apart)
+        for k, history in enumerate(histories):
+            history.keep(np.array([float(release)]), kept[k], 0)
+            history.end()
+            past[k] = [release - kept[k][0], *past[k]][:bands]
+    assert 2 * math.hypot(*c) < math.sqrt(square) <= mechanism.sensitivity
 
 
 def test_one_band_is_independent_noise_to_the_last_bit() -> None:
