@@ -19,7 +19,7 @@ from privagrad.privacy.sampling import Batches
 Correlation = Literal["auto"] | int
 """How many releases in a row have correlated noise; "auto": as many as `choose_bands` says."""
 
-_TRIED = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
+_TRIED = (1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32)
 _PLACES = 256
 """At so many steps the weights of a release's noise in later sums are computed, not at all."""
 
@@ -64,8 +64,9 @@ def choices(
     delta: float,
     step_sizes: Vector | None = None,
     other_events: Iterable[Event] = (),
+    most: int = MOST_BANDS,
 ) -> Sequence[Choice]:
-    """What is predicted for 1, 2, 3, 4, 6, ... bands, as far as the rows and steps go.
+    """What is predicted for 1, 2, 3, 4, 5, 6, 8, ... bands, as far as the rows and steps go.
 
     Parameters
     ----------
@@ -77,9 +78,11 @@ def choices(
         The public sizes of all steps; None: all are the same.
     other_events : iterable of events
         What is paid from the same budget.
+    most : int
+        The largest number of bands.
     """
     sizes = np.ones(batches.steps) if step_sizes is None else step_sizes
-    most = min(MOST_BANDS, batches.steps, batches.n_examples // batches.batch_size)
+    most = min(most, batches.steps, batches.n_examples // batches.batch_size)
     others, found = tuple(other_events), []
     for bands in (tried for tried in _TRIED if tried <= most):
         event = training_event(with_bands(batches, bands))
@@ -99,6 +102,7 @@ def choose_bands(
     delta: float,
     step_sizes: Vector | None = None,
     other_events: Iterable[Event] = (),
+    most: int = MOST_BANDS,
 ) -> int:
     """The number of bands: as given, 1 for None, for "auto" the one of least predicted error.
 
@@ -111,7 +115,7 @@ def choose_bands(
         return 1
     if isinstance(correlation, str):
         validate.choice("correlation", correlation, ("auto",))
-        found = choices(batches, epsilon, delta, step_sizes, other_events)
+        found = choices(batches, epsilon, delta, step_sizes, other_events, most)
         return min(found, key=lambda choice: choice.error).bands
     bands = validate.integer("correlation", correlation)
     coefficients_of(bands)  # refuses too many

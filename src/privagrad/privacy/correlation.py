@@ -102,7 +102,7 @@ class NoiseHistory:
     """
 
     def __init__(
-        self, mechanism: object, coefficients: tuple[float, ...], size: int, largest: float
+        self, mechanism: Any, coefficients: tuple[float, ...], size: int, largest: float
     ) -> None:
         self.mechanism, self.size, self.is_open = mechanism, size, False
         bound = largest_noise(coefficients, largest)

@@ -25,6 +25,7 @@ from privagrad.torch.charging import BatchCharges, BatchPart
 from privagrad.torch.guards.collation import UnpaddedRows, cut_from, refuse_mixing, size_of
 from privagrad.torch.guards.refusals import UnverifiedError
 from privagrad.torch.guards.structure import map_tensors, tensors_of
+from privagrad.torch.turns import CyclicBatches
 from privagrad.torch.users import shares_of
 
 _COPIED = (
@@ -49,6 +50,7 @@ class SplitBatches(Sampler[list[int]]):
 
     def __iter__(self) -> Iterator[list[int]]:
         for drawn in self.batches:
+            number = self.batches.number if isinstance(self.batches, CyclicBatches) else None
             # A sampler with replacement would let one row move the sum by several bounds.
             own = {row.item() if isinstance(row, Tensor) else row: row for row in drawn}
             batch = list(own.values())
@@ -56,7 +58,7 @@ class SplitBatches(Sampler[list[int]]):
             for start in range(0, max(1, len(batch)), most):
                 part = batch[start : start + most]
                 last, shares = start + most >= len(batch), shares_of(self.batches, part)
-                self.notes.append(BatchPart(len(part), start == 0, last, shares))
+                self.notes.append(BatchPart(len(part), start == 0, last, shares, number))
                 yield part
 
 
