@@ -306,6 +306,8 @@ def test_the_history_has_room_for_the_largest_noise(bands: int) -> None:
         grown = GaussianSum(dim, 1.0, 100, coefficients=c)
         assert largest_noise(c, LARGEST * grown.deviation) < 2**31
         assert mechanism.begin_history("gaussian")._past.dtype == np.int32  # type: ignore[union-attr]
-        assert mechanism.begin_history("discrete")._past.dtype == np.int64  # type: ignore[union-attr]
+        assert mechanism.begin_history("discrete")._past.dtype == np.int32  # type: ignore[union-attr]
+    wide = GaussianSum(1, 1.0, 1, units=2.0**30, coefficients=c)
+    assert wide.begin_history("gaussian")._past.dtype == np.int64  # type: ignore[union-attr]
     with pytest.raises(ValueError, match="coarser grid"):
         NoiseHistory(object(), c, 3, 2.0**40)

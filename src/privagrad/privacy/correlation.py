@@ -87,7 +87,7 @@ class NoiseHistory:
     size : int
         How many coordinates are released.
     largest : float
-        A bound on |w_t|, or infinity.
+        A bound on |w_t|.
 
     Attributes
     ----------
@@ -106,7 +106,7 @@ class NoiseHistory:
     ) -> None:
         self.mechanism, self.size, self.is_open = mechanism, size, False
         bound = largest_noise(coefficients, largest)
-        if np.isfinite(bound) and bound >= _LARGEST_EXACT:
+        if not bound < _LARGEST_EXACT:
             raise ValueError(
                 f"Expected correlated noise of less than 2^40 units, found up to {bound:.3g}: take "
                 "a coarser grid."

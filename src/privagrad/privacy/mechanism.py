@@ -119,7 +119,8 @@ class GaussianSum(PublicGrid):
         """
         if self.bands == 1:
             return None
-        largest = LARGEST * self.deviation if noise == "gaussian" else math.inf
+        # Discrete noise is larger than 40 deviations with probability e⁻⁸⁰⁰.
+        largest = (LARGEST if noise == "gaussian" else 40.0) * self.deviation
         return NoiseHistory(self, self.coefficients, size or self.dim, largest)
 
     def release(
