@@ -90,7 +90,7 @@ def mnist(folder: Path) -> Task:
         "ellipsoid": pg.Ellipsoid.ball(dim, 1.0),
     }  # fmt: skip
     return Task(
-        "softmax", X, images["y_train"].astype(np.int64), score, options, (8.0, 16.0, 32.0, 64.0)
+        "softmax", X, images["y_train"].astype(np.int64), score, options, (32.0, 64.0, 128.0, 256.0)
     )
 
 
