@@ -13,6 +13,8 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from scipy import stats
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
@@ -253,6 +255,58 @@ def test_noise_and_bound_stay_as_they_are(name: str, within: bool) -> None:
         run.step(F.cross_entropy, x, y)
     (event,) = run.engine.accountant.events
     assert event.noise_multiplier == 1.3
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    actions=st.lists(
+        st.sampled_from(["next", "step", "next and step", "begin", "parts", "noise", "foreign"]),
+        max_size=25,
+    ),
+    most=st.sampled_from([None, 3]),
+)
+def test_whatever_a_loop_does_each_release_is_of_one_batch_of_a_charged_block(
+    actions: list[str], most: int | None
+) -> None:
+    """At any moment: batches are released once, in order, in their place, and blocks are paid."""
+    run = correlated(data=table(24), batch_size=4, max_physical_batch_size=most)
+    parts = BatchMemoryManager(
+        data_loader=run.loader, max_physical_batch_size=2, optimizer=run.optimizer
+    ).parts
+    charges = run.loader.charges  # type: ignore[attr-defined]
+    sums = run.optimizer._release_sums
+    handed_out, released = set(), []
+    iterator, batch = iter(run.loader), None
+    for action in (one for both in actions for one in both.split(" and ")):
+        before = run.optimizer.releases
+        if action in ("begin", "parts"):
+            iterator = iter(run.loader if action == "begin" else parts)
+        elif action == "noise":
+            run.optimizer.noise_multiplier = 1.3 if run.optimizer.noise_multiplier == 2 else 2
+        try:
+            if action == "next":
+                batch = next(iterator, batch)
+            elif action == "step" and batch is not None:
+                run.step(F.cross_entropy, *batch)
+            elif action == "foreign":
+                run.step(F.cross_entropy, *(t[:3] for t in table(24).tensors))
+        except RuntimeError:
+            assert run.optimizer.releases == before
+        if run.optimizer._number is not None:
+            handed_out.add(run.optimizer._number)
+        if run.optimizer.releases > before:
+            released.append(run.optimizer._number)
+            assert sums._run.number == released[-1]
+        blocks = {number // BANDS for number in handed_out}
+        assert sum(e.count for e in run.engine.accountant.events) >= BANDS * len(blocks) - BANDS
+        assert {n // BANDS for n in released if n is not None} <= blocks
+        noises = {e.noise_multiplier for e in run.engine.accountant.events}
+        assert len(noises) <= 1
+    assert None not in released
+    assert released == sorted(set(released))  # type: ignore[type-var]
+    paid = sum(e.count for e in run.engine.accountant.events)
+    assert paid >= BANDS * len({n // BANDS for n in released if n is not None})
+    assert charges.event.bands == BANDS
 
 
 def test_a_checkpoint_has_no_noise_and_the_next_run_begins_another_history(tmp_path: Path) -> None:
