@@ -7,6 +7,7 @@ from tests.mutants.mutant import Mutant
 _CORRELATION = "tests/privacy/test_correlation.py::"
 _CYCLIC = "tests/privacy/test_cyclic.py::"
 _RUNS = "tests/methods/test_correlation.py::"
+_ENGINE = "tests/torch/test_correlation.py::"
 
 MUTANTS: tuple[Mutant, ...] = (
     Mutant(
@@ -103,5 +104,33 @@ MUTANTS: tuple[Mutant, ...] = (
         'if batches.sampling != "poisson":',
         "if False:",
         (f"{_RUNS}test_what_is_not_known_to_be_sound_is_refused",),
+    ),
+    Mutant(
+        "the engine charges one block for all",
+        "torch/charging.py",
+        "return self._block != before",
+        "return before < 0",
+        (f"{_ENGINE}test_blocks_are_charged_when_they_are_begun",),
+    ),
+    Mutant(
+        "skipped batches bring rows closer together",
+        "torch/release.py",
+        "run.history.skip(place - run.number - 1)",
+        "run.history.skip(0)",
+        (f"{_ENGINE}test_skipped_batches_keep_rows_apart",),
+    ),
+    Mutant(
+        "every pass begins with the first group of rows",
+        "torch/turns.py",
+        "self._samples.of_step(self.number)",
+        "self._samples.of_step(self.number % self.steps)",
+        (f"{_ENGINE}test_a_row_is_in_one_of_any_bands_batches_in_a_row",),
+    ),
+    Mutant(
+        "a second step on a batch has correlated noise too",
+        "torch/charging.py",
+        "if self.event.bands > 1 and not self._fresh:",
+        "if False:",
+        (f"{_ENGINE}test_only_steps_on_the_loaders_own_batches_are_made",),
     ),
 )

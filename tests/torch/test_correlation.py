@@ -22,6 +22,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from privagrad.privacy.accounting import PrivacyPlan
 from privagrad.privacy.correlation import coefficients_of, spread_of
 from privagrad.privacy.events import GaussianEvent
+from privagrad.privacy.mechanism import GaussianSum
 from privagrad.torch import PrivacyEngine
 from privagrad.torch.loaders import BatchMemoryManager
 from tests.statistics import FALSE_ALARM, assert_scale, scale_accepted
@@ -255,6 +256,36 @@ def test_noise_and_bound_stay_as_they_are(name: str, within: bool) -> None:
         run.step(F.cross_entropy, x, y)
     (event,) = run.engine.accountant.events
     assert event.noise_multiplier == 1.3
+
+
+def test_a_release_that_fails_before_it_begins_keeps_rows_apart(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its step counts, or more than one: noise is never taken for that of a later step."""
+    module = nn.Linear(40, 30)
+    data = TensorDataset(torch.randn(60, 40), torch.zeros(60))
+    run = correlated(module=module, data=data, batch_size=5)
+    noisy, original = [], GaussianSum.release
+    for number, (x, y) in enumerate(run.loader):
+        fails = number in (1, 2)
+        with monkeypatch.context() as patch:
+            if fails:
+                patch.setattr(GaussianSum, "release", _fail)
+                with pytest.raises(OSError, match="no memory"):
+                    run.step(nothing, x, y)
+            else:
+                run.step(nothing, x, y)
+        noisy.append(np.zeros(1230) if fails else noise_of(run))
+    assert GaussianSum.release is original
+    deviation = 1.3 * math.hypot(*coefficients_of(BANDS)) / 5
+    # Steps 1 and 2 count as three: from then on the noise is independent of that of step 0.
+    for number in range(3, 12):
+        assert_scale(white(noisy)[number], deviation * (1 + 2**-10))
+    assert scale_accepted(noisy[3] + noisy[0], math.sqrt(2) * deviation * (1 + 2**-10))
+
+
+def _fail(*_: Any) -> None:
+    raise OSError("no memory")
 
 
 @settings(max_examples=60, deadline=None)

@@ -154,32 +154,36 @@ class SumRelease:
             bounded = mechanism.sum_of_parts(parts, radius)
             mechanism.release(bounded, self._source, self._threads(), history)
             parts = []
+        self._run = self._run._replace(number=self._place(number))
         if count is not None:
             processes.agree(torch.from_numpy(counted))
         count_now = float(counted[0]) * self.batch_size
         spread = terms.noise_multiplier * spread_of(self.bands)
         return Released(self.batch_size, spread * radius, count_now)
 
+    def _place(self, number: int | None) -> int:
+        """Which step of the run a batch is: one after the last if it has no number."""
+        return self._run.number + 1 if number is None else number
+
     def _mechanism_of(
         self, terms: ReleaseTerms, counts: bool, number: int | None
     ) -> tuple[GaussianSum, NoiseHistory | None]:
         """The mechanism of a release; where noise is correlated that of all, and its history."""
-        run, place = self._run, self._run.number + 1 if number is None else number
+        run, place = self._run, self._place(number)
         if run.history is None or run.history.is_open:
             mechanism = GaussianSum(
                 self.shares.size + counts, terms.noise_multiplier, self.batch_size,
                 slack=self._slack, coefficients=coefficients_of(self.bands),
             )  # fmt: skip
             history = mechanism.begin_history(self._source.noise)
-            if history is not None:
-                self._run = _Run(terms, history, place)
+            self._run = _Run(terms, history, place - 1)
             return mechanism, history
         if place <= run.number:
             raise ValueError(
                 f"Expected a batch after number {run.number} with correlated noise, found {place}."
             )
+        # A release that fails before it begins is skipped once more: rows are only further apart.
         run.history.skip(place - run.number - 1)
-        self._run = run._replace(number=place)
         return run.history.mechanism, run.history
 
     def _received(self, totals: Mapping[str, Tensor]) -> Iterator[Received]:
