@@ -56,15 +56,15 @@ def gradients_of(rows: Vector, z_of: Any = None, **changes: Any) -> tuple[Any, V
 @pytest.mark.parametrize("noise", ["gaussian", "discrete"])
 def test_the_noise_of_a_run_is_what_its_report_says(noise: Any) -> None:
     """Rows of zeros: C times the private gradients is white noise of z |c| B over the batch."""
-    bands, steps, batch = 4, 301, 5
+    bands, steps, batch = 4, 141, 5
     result, noisy = gradients_of(
         np.zeros((60, 50)), batch_size=batch, steps=steps, correlation=bands, noise=noise
     )
     (event,) = result.privacy.events
-    assert (event.count, event.bands, event.sampling) == (304, 4, "cyclic_poisson")
+    assert (event.count, event.bands, event.sampling) == (144, 4, "cyclic_poisson")
     assert event.rate == 4 * 5 / 60
     z, c = event.noise_multiplier, coefficients_of(bands)
-    alone = PrivacyPlan.calibrate(2.0, 1e-4, 60, bands * batch, 304 // bands)
+    alone = PrivacyPlan.calibrate(2.0, 1e-4, 60, bands * batch, 144 // bands)
     assert z == pytest.approx(alone.noise_multiplier, rel=1e-6)
     white = np.array([np.convolve(series, c)[:steps] for series in noisy.T])
     assert_scale(white, z * math.hypot(*c) * 0.3 / batch)
@@ -72,7 +72,7 @@ def test_the_noise_of_a_run_is_what_its_report_says(noise: Any) -> None:
     assert_scale(noisy[50:], z * spread_of(bands) * 0.3 / batch)
 
 
-@pytest.mark.parametrize("row", [0, 2, 10])
+@pytest.mark.parametrize("row", [0, 10])
 def test_a_row_is_as_visible_as_the_event_says(row: int) -> None:
     """One row is not zero: its blocks are (1 - r) N(0, 1) + r N(1/z, 1), of the event's r and z."""
     bands, steps, batch, n = 3, 12_000, 2, 11
@@ -131,6 +131,15 @@ def test_rows_in_files_give_the_same_run(tmp_path: Path) -> None:
         there = usual(stored, random_state=1, correlation=correlation)
         assert np.array_equal(here.last, there.last)
         assert here.privacy == there.privacy
+
+
+def test_auto_is_for_methods_that_add_gradients_up() -> None:
+    """PAGAN divides by squares, which correlated noise makes larger: measured, it does worse."""
+    options: dict[str, Any] = {"correlation": "auto", "epsilon": 50.0, "steps": 60}
+    assert usual(**options).privacy.sampling == "poisson"
+    plain = usual(method="dp-sgd", **options)
+    assert plain.privacy.sampling == "cyclic_poisson"
+    assert plain.privacy.epsilon <= 50.0
 
 
 def test_a_learned_ellipsoid_is_one_for_the_whole_run() -> None:

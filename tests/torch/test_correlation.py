@@ -95,7 +95,7 @@ def test_one_row_is_as_visible_as_the_event_says() -> None:
         noise_multiplier=z,
     )  # fmt: skip
     noisy = []
-    for _ in range(200):
+    for _ in range(130):
         for x, y in run.loader:
             run.step(lambda outputs, _: outputs.mean(dim=-1).mean(), x, y)
             noisy.append(noise_of(run)[0] * batch)
@@ -288,7 +288,7 @@ def _fail(*_: Any) -> None:
     raise OSError("no memory")
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(
     actions=st.lists(
         st.sampled_from(["next", "step", "next and step", "begin", "parts", "noise", "foreign"]),

@@ -176,6 +176,9 @@ class Method(ABC):
         Whether it makes one release over all rows instead of steps over batches.
     scale_power : float
         Its ellipsoid's best scale is σ^scale_power for gradients of scales σ.
+    adds_up : bool
+        Whether its iterates are sums of step size times gradient, up to projections: then noise
+        that cancels in sums cancels in them.
     """
 
     name: ClassVar[str]
@@ -183,6 +186,7 @@ class Method(ABC):
     needs_public: ClassVar[bool] = False
     one_shot: ClassVar[bool] = False
     scale_power: ClassVar[float] = 0.0
+    adds_up: ClassVar[bool] = False
 
     def training(self, batches: Batches, epsilon: float) -> Release:
         """The release whose noise multiplier calibration sets."""

@@ -14,13 +14,20 @@ from privagrad.privacy.sampling import Batches
 
 
 def correlated(
+    rule: Method,
     correlation: Correlation,
     batches: Batches,
     budget: tuple[float, float],
     schedule: Schedule,
     other_events: Iterable[Event],
 ) -> Batches:
-    """The batches of a run within (epsilon, delta), drawn for as many bands as its noise has."""
+    """The batches of a run within (epsilon, delta), drawn for as many bands as its noise has.
+
+    Where a method divides by the squares of its gradients, those of correlated noise, which are
+    larger, shorten its steps: "auto" then means independent noise.
+    """
+    if correlation == "auto" and not rule.adds_up:
+        return batches
     steps = np.arange(batches.steps)
     sizes = np.ones(steps.size) if schedule == "constant" else 1 - steps / batches.steps
     bands = choose_bands(correlation, batches, *budget, sizes, other_events)

@@ -83,7 +83,8 @@ class Options(TypedDict, total=False):
         the steps; 1, the default, is independent noise. Rows then take turns: a step draws from one
         of b groups, by row number, each row b times as likely. "auto" takes the b with the least
         predicted error, from public numbers alone; with a small epsilon and small batches that is
-        1. It needs memory for b - 1 numbers of 4 bytes a coordinate.
+        1, and for methods that divide by squares of noisy gradients, such as PAGAN, it always is.
+        It needs memory for b - 1 numbers of 4 bytes a coordinate.
     """
 
     schedule: Schedule
@@ -207,7 +208,7 @@ def minimize(
         learned = ellipsoid is None and public is None
         others = _other_events(rule, batches, budget, delta, learned)
         if correlation is not None:
-            batches = correlated(correlation, batches, (budget, delta), schedule, others)
+            batches = correlated(rule, correlation, batches, (budget, delta), schedule, others)
         plan = _plan(rule, batches, budget, delta, others, users)
     releases = Releases(plan, source, delta)
     if not plan.unprotected and ellipsoid is None:
