@@ -10,7 +10,7 @@ import argparse
 import json
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ import numpy as np
 import privagrad as pg
 from privagrad.data.readers import read_table
 from privagrad.experiments.problems import absolute_regression
+from privagrad.privacy.bands import Correlation
 
 DELTA = 1e-5
 
@@ -27,7 +28,7 @@ DELTA = 1e-5
 class Task:
     """A problem, how it is minimised, and how good a point is: less is better.
 
-    `steps_of` lists the step sizes that are tried for each epsilon.
+    `sizes` are the step sizes that are tried, `correlation` the other noise.
     """
 
     loss: str
@@ -36,6 +37,7 @@ class Task:
     score: Callable[[Any], float]
     options: dict[str, Any]
     sizes: Sequence[float]
+    correlation: Correlation = "auto"
 
 
 def paper(_: Path) -> Task:
@@ -49,8 +51,15 @@ def paper(_: Path) -> Task:
     }  # fmt: skip
     return Task(
         "absolute", X, y, lambda x: 1e6 * (float(np.abs(X @ x - y).mean()) - best), options,
-        (0.1, 0.2, 0.4, 0.8, 1.6),
+        (0.1, 0.2, 0.4, 0.8, 1.6), 16,
     )  # fmt: skip
+
+
+def paper_sgd(folder: Path) -> Task:
+    """The same with DP-SGD."""
+    task = paper(folder)
+    options = {**task.options, "method": "dp-sgd", "ellipsoid": pg.Ellipsoid.ball(100, 1.0)}
+    return replace(task, options=options, sizes=(0.5, 1.0, 2.0, 4.0), correlation="auto")
 
 
 def adult(folder: Path) -> Task:
@@ -95,7 +104,12 @@ def mnist(folder: Path) -> Task:
     )
 
 
-PROBLEMS: dict[str, Callable[[Path], Task]] = {"paper": paper, "a9a": adult, "mnist": mnist}
+PROBLEMS: dict[str, Callable[[Path], Task]] = {
+    "paper": paper,
+    "paper-sgd": paper_sgd,
+    "a9a": adult,
+    "mnist": mnist,
+}
 
 
 def made(
@@ -103,7 +117,8 @@ def made(
 ) -> Iterator[dict[str, Any]]:
     """All runs that are not known yet."""
     for epsilon in epsilons:
-        for correlation in (None, "auto"):
+        correlations: tuple[Correlation | None, ...] = (None, task.correlation)
+        for correlation in correlations:
             for size in task.sizes:
                 for seed in range(seeds):
                     key = f"{name} {epsilon:g} {correlation} {size:g} {seed}"
@@ -166,7 +181,7 @@ def run(arguments: list[str]) -> dict[str, Any]:
     table = summary(runs)
     for row in table:
         print(
-            f"{row['problem']:8} {row['epsilon']:4g} {row['correlation']!s:5} b={row['bands']:2} "
+            f"{row['problem']:10} {row['epsilon']:4g} {row['correlation']!s:5} b={row['bands']:2} "
             f"step {row['step_size']:g}: {row['mean']:.4f} ± {row['deviation']:.4f}"
         )
     return {"delta": DELTA, "table": table}
