@@ -221,6 +221,17 @@ def test_the_target_is_met_by_all_passes() -> None:
         assert engine.report(1e-4).sampling == "cyclic_poisson"
 
 
+def test_auto_is_independent_noise_for_optimizers_that_divide_by_squares() -> None:
+    module = nn.Linear(5, 3)
+    _, optimizer, loader = PrivacyEngine().make_private_with_epsilon(
+        module=module, optimizer=torch.optim.Adam(module.parameters()),
+        data_loader=DataLoader(table(), batch_size=4), target_epsilon=6.0, target_delta=1e-4,
+        epochs=2, max_grad_norm=1.0, correlation="auto",
+    )  # fmt: skip
+    assert optimizer._release_sums.bands == 1
+    assert loader.charges.event.sampling == "poisson"
+
+
 def test_only_steps_on_the_loaders_own_batches_are_made() -> None:
     run = correlated()
     x, y = next(iter(run.loader))
