@@ -4,6 +4,6 @@
 that catch it; the bugs are in the modules beside this one, by the room that they are put into.
 """
 
-from tests.mutants import convex, ledgers, networks
+from tests.mutants import convex, correlation, ledgers, networks
 
-MUTANTS = (*convex.MUTANTS, *ledgers.MUTANTS, *networks.MUTANTS)
+MUTANTS = (*convex.MUTANTS, *correlation.MUTANTS, *ledgers.MUTANTS, *networks.MUTANTS)

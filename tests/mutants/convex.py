@@ -28,15 +28,15 @@ _NOISE_AND_BOUNDS = (
     Mutant(
         "the grid is left out of the sensitivity",
         "privacy/grid.py",
-        "return 1.0 + self.slack + math.sqrt(self.dim) * self.grid",
-        "return 1.0 + self.slack",
+        "once = 1.0 + self.slack + math.sqrt(self.dim) * self.grid",
+        "once = 1.0 + self.slack",
         (f"{_MECHANISM}test_one_vector_moves_the_rounded_sum_by_at_most_the_sensitivity",),
     ),
     Mutant(
         "the slack is left out of the sensitivity",
         "privacy/grid.py",
-        "return 1.0 + self.slack + math.sqrt(self.dim) * self.grid",
-        "return 1.0 + math.sqrt(self.dim) * self.grid",
+        "once = 1.0 + self.slack + math.sqrt(self.dim) * self.grid",
+        "once = 1.0 + math.sqrt(self.dim) * self.grid",
         (f"{_MECHANISM}test_the_noise_covers_the_slack",),
     ),
     Mutant(
@@ -165,8 +165,8 @@ _SAMPLES = (
     Mutant(
         "the rate of another number of rows is charged",
         "privacy/events.py",
-        "return self.batch_size / self.n_examples",
-        "return self.batch_size / (self.n_examples + self.batch_size)",
+        "return self.bands * self.batch_size / self.n_examples",
+        "return self.bands * self.batch_size / (self.n_examples + self.batch_size)",
         (f"{_ACCOUNTING}test_poisson_agrees_with_dp_accounting",),
     ),
     Mutant(
@@ -276,7 +276,7 @@ _COSTS = (
     Mutant(
         "several releases over all rows cost one",
         "privacy/totals.py",
-        "square += event.count * (sensitivity / one.noise_multiplier) ** 2",
+        "square += draws * (sensitivity / one.noise_multiplier) ** 2",
         "square += (sensitivity / one.noise_multiplier) ** 2",
         (f"{_ACCOUNTING}test_releases_over_all_rows_compose_exactly[30]",),
     ),
@@ -314,8 +314,8 @@ _COSTS = (
     Mutant(
         "samples with replacement are accounted as Poisson samples",
         "privacy/privacy_loss.py",
-        'if event.sampling in (None, "poisson"):',
-        'if event.sampling in (None, "poisson", "with_replacement"):',
+        'if event.sampling in (None, "poisson", "cyclic_poisson"):',
+        'if event.sampling in (None, "poisson", "cyclic_poisson", "with_replacement"):',
         (
             f"{_ACCOUNTING}test_fixed_size_bounds_lie_above_a_concrete_worst_case"
             "[1-0.8-with_replacement]",
@@ -334,15 +334,15 @@ _COSTS = (
     Mutant(
         "samples of a fixed size are said to be private under zero-out",
         "privacy/events.py",
-        'return "zero-out" if sampling in ("poisson", "random_allocation") else "replace-one"',
-        'return "replace-one" if sampling == "with_replacement" else "zero-out"',
+        'fixed_size = sampling in ("with_replacement", "without_replacement")',
+        'fixed_size = sampling == "with_replacement"',
         (f"{_MINIMIZE}test_rows_are_seen_as_often_as_the_report_says[without_replacement]",),
     ),
     Mutant(
         "an epoch of random allocation costs one Poisson sample",
         "privacy/privacy_loss.py",
-        'if event.sampling in (None, "poisson"):',
-        'if event.sampling in (None, "poisson", "random_allocation"):',
+        'if event.sampling in (None, "poisson", "cyclic_poisson"):',
+        'if event.sampling in (None, "poisson", "cyclic_poisson", "random_allocation"):',
         (f"{_ALLOCATION}test_the_direction_with_the_row_costs_more[1.0-100-0.3]",),
     ),
     Mutant(
@@ -355,8 +355,8 @@ _COSTS = (
     Mutant(
         "an epoch that is not ended is not charged",
         "privacy/events.py",
-        "steps = -(-steps // batches.epoch) * batches.epoch",
-        "steps = max(1, steps // batches.epoch) * batches.epoch",
+        "steps = -(-batches.steps // together) * together",
+        "steps = max(1, batches.steps // together) * together",
         (f"{_ALLOCATION}test_an_epoch_that_is_begun_is_charged",),
     ),
     Mutant(
@@ -461,8 +461,8 @@ _GRADIENT_SUMS = (
     Mutant(
         "sums are divided by the realised batch size",
         "methods/oracle.py",
-        "gradient = self._release(batch, self.mechanism, bounded)",
-        "gradient = self._release(batch, self.mechanism, bounded)\n"
+        "gradient = self._release(batch, self.mechanism, bounded, self.history)",
+        "gradient = self._release(batch, self.mechanism, bounded, self.history)\n"
         "        gradient *= self.setting.batches.expected_size / max(batch.size, 1)",
         (f"{_MINIMIZE}test_sums_are_divided_by_the_expected_batch_size",),
     ),
@@ -479,10 +479,10 @@ _GRADIENT_SUMS = (
     Mutant(
         "the ellipsoid is chosen by gradients before their noise",
         "methods/oracle.py",
-        "        gradient = self._release(batch, self.mechanism, bounded)\n"
+        "        gradient = self._release(batch, self.mechanism, bounded, self.history)\n"
         "        if learns:\n            self.seen.append(gradient.copy())",
         "        if learns:\n            self.seen.append(bounded.memory * self.mechanism.grid)\n"
-        "        gradient = self._release(batch, self.mechanism, bounded)",
+        "        gradient = self._release(batch, self.mechanism, bounded, self.history)",
         (f"{_OBJECTIVE}test_the_gradients_that_choose_an_ellipsoid_are_those_released",),
     ),
     Mutant(

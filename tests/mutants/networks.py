@@ -213,15 +213,15 @@ _CHARGES = (
     Mutant(
         "batches without rows are not charged",
         "torch/charging.py",
-        ("if part.first:\n            if not"),
-        ("if part.first and part.size:\n            if not"),
+        ("if part.first:\n            if self._begins"),
+        ("if part.first and part.size:\n            if self._begins"),
         (f"{_CHARGING}TestDraws::test_batches_that_the_loop_skips_are_charged",),
     ),
     Mutant(
         "only the first pass in the loader's order is charged",
         "torch/charging.py",
-        "if not self.once or iterator != self._paid_iterator:",
-        "if not self.once:",
+        "return not self.once or iterator != self._paid_iterator",
+        "return not self.once",
         (f"{_CHARGING}TestDraws::test_every_pass_that_is_begun_is_charged",),
     ),
     Mutant(

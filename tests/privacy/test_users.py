@@ -169,7 +169,7 @@ def test_releases_of_rows_and_of_users_do_not_make_one_plan() -> None:
 def test_events_of_users_are_written_with_their_unit_and_older_ones_are_of_rows() -> None:
     select = SelectEvent((USER,), 3.0)
     assert codec.loads(codec.dumps([USER, select])) == (USER, select)
-    assert f'"version": {codec.VERSION}' in codec.dumps([USER])
+    assert f'"version": {codec.VERSION_OF_USERS}' in codec.dumps([USER])
     for text in (codec.dumps([ROW]), codec.dumps([SelectEvent((ROW,), 3.0)])):
         assert f'"version": {codec.VERSION_OF_ROWS}' in text
         assert "unit" not in text

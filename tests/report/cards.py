@@ -14,8 +14,9 @@ from scipy.sparse import csr_array
 
 import privagrad as pg
 from privagrad.privacy.accounting import PrivacyPlan
-from privagrad.privacy.events import Event, GaussianEvent, ObjectiveEvent
+from privagrad.privacy.events import Event, GaussianEvent, ObjectiveEvent, training_event
 from privagrad.privacy.ledger import BudgetError, Ledger
+from privagrad.privacy.sampling import Batches
 from privagrad.report.card import Card, card_of_report
 
 ROWS = 2000
@@ -106,6 +107,12 @@ def allocated() -> Card:
     return card_of_report(plan.report(1e-6, seeded=False), algorithm="DP-SGD")
 
 
+def correlated() -> Card:
+    batches = Batches(ROWS, 25, 101, "cyclic_poisson", 4)
+    plan = PrivacyPlan.calibrate_event(training_event(batches), 1.0, 1e-6)
+    return card_of_report(plan.report(1e-6, seeded=False), algorithm="DP-SGD")
+
+
 def leaky() -> Card:
     plan = PrivacyPlan((GaussianEvent(9.0, leak=1e-7, purpose="categories"), GaussianEvent(5.0)))
     return card_of_report(plan.report(1e-6, seeded=False, noise="discrete"), rows=ROWS)
@@ -134,6 +141,7 @@ KINDS: dict[str, Callable[[], Card]] = {
     "without replacement": minimized("without_replacement"),
     "with replacement": minimized("with_replacement"),
     "random allocation": allocated,
+    "correlated": correlated,
     "objective": objective,
     "leak": leaky,
     "torch": deep,

@@ -45,7 +45,8 @@ def epsilon_of_card(card: dict[str, Any], delta: float | None = None) -> float:
     sensitivity = {"zero-out": 1.0, "replace-one": 2.0}[relation]
     full = [event for event in events if sees_all_rows(event)]
     rest = [event for event in events if not sees_all_rows(event)]
-    mu = math.sqrt(sum(e["count"] * (sensitivity / e["noise_multiplier"]) ** 2 for e in full))
+    squares = (draws_of(e) * (sensitivity / e["noise_multiplier"]) ** 2 for e in full)
+    mu = math.sqrt(sum(squares))
     if not rest:
         return closed_form(mu, left)
     ways = [composed(mu, rest, removed, left) for removed in (True, False)]
@@ -55,7 +56,7 @@ def epsilon_of_card(card: dict[str, Any], delta: float | None = None) -> float:
 def sees_all_rows(event: Event) -> bool:
     if event["kind"] != "GaussianEvent":
         return False
-    whole = event["batch_size"] == event["n_examples"]
+    whole = event.get("bands", 1) * event["batch_size"] == event["n_examples"]
     return event["sampling"] is None or (event["sampling"] != "with_replacement" and whole)
 
 
@@ -161,6 +162,8 @@ def profile_of(event: Event, removed: bool) -> Profile:
         return objective(1 / z, event["log_volume"])
     if event["sampling"] == "poisson":
         return poisson(1 / z, event["batch_size"] / event["n_examples"], removed)
+    if event["sampling"] == "cyclic_poisson":
+        return poisson(1 / z, event["bands"] * event["batch_size"] / event["n_examples"], removed)
     if event["sampling"] == "random_allocation":
         return allocation(event, removed)
     return fixed_size(event)
@@ -186,7 +189,9 @@ def composed(mu: float, events: list[Event], removed: bool, delta: float) -> flo
 
 
 def draws_of(event: Event) -> int:
-    """Releases, or epochs of random allocation."""
+    """Releases, epochs of random allocation, or blocks of releases with correlated noise."""
+    if event["sampling"] == "cyclic_poisson":
+        return int(event["count"] // event["bands"])
     allocated = event["sampling"] == "random_allocation"
     return int(event["count"] // (steps_of_an_epoch(event) if allocated else 1))
 

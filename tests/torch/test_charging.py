@@ -726,9 +726,9 @@ def test_no_loop_releases_more_than_is_charged(
         firsts: list[bool] = []
         begin_part = run.optimizer.begin_part
 
-        def note(first: bool, last: bool, shares: None) -> None:
+        def note(first: bool, last: bool, *more: Any) -> None:
             firsts.append(first)
-            begin_part(first, last, shares)
+            begin_part(first, last, *more)
 
         patch.setattr(run.optimizer, "begin_part", note)
         iterators, batch, passes, repeats = [iter(run.loader)], None, 0, 0

@@ -14,6 +14,7 @@ from privagrad.geometry.ellipsoid import Ellipsoid, Projection
 from privagrad.glm.losses import Loss
 from privagrad.privacy.accounting import PrivacyPlan
 from privagrad.privacy.bounded import BoundedSum
+from privagrad.privacy.correlation import spread_of
 from privagrad.privacy.events import Release, training_event
 from privagrad.privacy.sampling import Batches, Rows, Samples
 
@@ -125,7 +126,7 @@ class Setting:
         noise: Vector = (
             self.noise_multiplier / self.batches.expected_size * self.ellipsoid.noise_std
         )
-        return noise
+        return noise * spread_of(self.batches.bands)
 
 
 class Oracle(Protocol):
@@ -175,6 +176,9 @@ class Method(ABC):
         Whether it makes one release over all rows instead of steps over batches.
     scale_power : float
         Its ellipsoid's best scale is σ^scale_power for gradients of scales σ.
+    adds_up : bool
+        Whether its iterates are sums of step size times gradient, up to projections: then noise
+        that cancels in sums cancels in them.
     """
 
     name: ClassVar[str]
@@ -182,6 +186,7 @@ class Method(ABC):
     needs_public: ClassVar[bool] = False
     one_shot: ClassVar[bool] = False
     scale_power: ClassVar[float] = 0.0
+    adds_up: ClassVar[bool] = False
 
     def training(self, batches: Batches, epsilon: float) -> Release:
         """The release whose noise multiplier calibration sets."""

@@ -17,6 +17,7 @@ from privagrad.glm.losses import Loss
 from privagrad.glm.minimizers import RegularizedRisk
 from privagrad.methods._base import EllipsoidRule, Gradients, Setting
 from privagrad.privacy.bounded import BoundedSum
+from privagrad.privacy.correlation import NoiseHistory, coefficients_of
 from privagrad.privacy.events import SOLVER_TOLERANCE
 from privagrad.privacy.mechanism import GaussianSum
 from privagrad.privacy.normals import LARGEST
@@ -65,6 +66,9 @@ class GradientOracle:
         self.releases, self.pool = releases, pool
         self.private, self.training = setting.noise_multiplier > 0, setting.plan.training
         self.mechanism = self._mechanism(setting.dim) if self.private else None
+        noise, self.history = releases.source.noise, None
+        if self.mechanism is not None:
+            self.history = self.mechanism.begin_history(noise)
         self.memory = np.empty(setting.dim)
         self.released: Rows | None = None
         self.seen: list[Vector] = []
@@ -98,10 +102,15 @@ class GradientOracle:
         if ellipsoid is None:
             raise ValueError("Expected an ellipsoid to bound private gradients to, found None.")
         learns = not isinstance(ellipsoid, Ellipsoid)
+        if self.history is not None and ellipsoid is not self.setting.ellipsoid:
+            raise ValueError(
+                "Expected the ellipsoid of the whole run with correlated noise, found another one: "
+                "noise of another shape does not cancel."
+            )
         chosen = ellipsoid if isinstance(ellipsoid, Ellipsoid) else ellipsoid(tuple(self.seen))
         bounded = self.mechanism.sum(chosen, out=self.memory)
         self.gradients.add_bounded(bounded, x, batch, self.setting.projection, self.pool)
-        gradient = self._release(batch, self.mechanism, bounded)
+        gradient = self._release(batch, self.mechanism, bounded, self.history)
         if learns:
             self.seen.append(gradient.copy())
         return gradient
@@ -116,6 +125,11 @@ class GradientOracle:
         if not self.private:
             self._count(batch, nonfinite=left_out)
             return np.asarray(vectors.sum(axis=0) / self.setting.batches.expected_size)
+        if self.history is not None:
+            raise ValueError(
+                "Expected independent noise for means of other vectors than gradients, found "
+                "correlated noise: leave correlation= out."
+            )
         mechanism = self._mechanism(dim)
         bounded = mechanism.sum()
         bounded.add(vectors)
@@ -170,10 +184,16 @@ class GradientOracle:
         bounded = mechanism.certified(vector, sensitivity)
         return mechanism.release(bounded, self.releases.source, self.pool)
 
-    def _release(self, batch: Rows, mechanism: GaussianSum, bounded: BoundedSum) -> Vector:
+    def _release(
+        self,
+        batch: Rows,
+        mechanism: GaussianSum,
+        bounded: BoundedSum,
+        history: NoiseHistory | None = None,
+    ) -> Vector:
         self.releases.take(self.training)
         self._count(batch, bounded.clipped, bounded.nonfinite)
-        return mechanism.release(bounded, self.releases.source, self.pool)
+        return mechanism.release(bounded, self.releases.source, self.pool, history)
 
     def _once(self, batch: Rows) -> None:
         if self.private and batch is self.released:
@@ -181,8 +201,12 @@ class GradientOracle:
         self.released = batch
 
     def _mechanism(self, dim: int) -> GaussianSum:
-        size = self.setting.batches.expected_size
-        return GaussianSum(dim, self.setting.noise_multiplier, size, self.gradients.slack(size))
+        batches = self.setting.batches
+        size = batches.expected_size
+        return GaussianSum(
+            dim, self.setting.noise_multiplier, size, self.gradients.slack(size),
+            coefficients=coefficients_of(batches.bands),
+        )  # fmt: skip
 
     def _count(self, batch: Rows, clipped: int = 0, nonfinite: int = 0) -> None:
         self.diagnostics.examples += batch.size

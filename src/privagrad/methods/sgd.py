@@ -45,3 +45,4 @@ class DPSGD(SGD):
 
     name: ClassVar[str] = "dp-sgd"
     shape: ClassVar[Shape] = "ball"
+    adds_up: ClassVar[bool] = True

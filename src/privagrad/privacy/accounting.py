@@ -394,8 +394,8 @@ def _estimate(others: tuple[Event, ...], training: Release, epsilon: float, delt
         each = (sensitivity / other.noise_multiplier) ** 2
         if other.rate < 1:
             each = other.rate**2 * math.expm1(min(each, 50.0))
-        spent += other.count * each
-    left = max(square - spent, square / 10) / training.count
+        spent += other.count / getattr(other, "bands", 1) * each
+    left = max(square - spent, square / 10) / training.count * getattr(training, "bands", 1)
     if training.rate < 1:
         left = math.log1p(left / training.rate**2)
     return math.log(sensitivity) - math.log(left) / 2

@@ -2,7 +2,8 @@
 
 A list of events is written as ``{"version": 2, "events": [...]}``, each event as its fields and its
 kind. Version 1, which privagrad 0.1 wrote, is the bare list. Version 3 is written where a release
-protects users: its events have a "unit", which is otherwise that of rows and left out.
+protects users: its events have a "unit", which is otherwise that of rows and left out. Version 4 is
+written where noise is correlated: its events have "bands", which is otherwise 1 and left out.
 """
 
 from __future__ import annotations
@@ -14,8 +15,8 @@ from typing import Any
 
 from privagrad.privacy.events import Event, GaussianEvent, ObjectiveEvent, SelectEvent
 
-VERSION, VERSION_OF_ROWS = 3, 2
-_VERSIONS = (1, VERSION_OF_ROWS, VERSION)
+VERSION, VERSION_OF_USERS, VERSION_OF_ROWS = 4, 3, 2
+_VERSIONS = (1, VERSION_OF_ROWS, VERSION_OF_USERS, VERSION)
 _KINDS: dict[str, Any] = {
     kind.__name__: kind for kind in (GaussianEvent, ObjectiveEvent, SelectEvent)
 }
@@ -24,8 +25,15 @@ _KINDS: dict[str, Any] = {
 def dumps(events: Iterable[Event]) -> str:
     """The text of some events."""
     told = tuple(events)
-    version = VERSION if any(event.unit == "user" for event in told) else VERSION_OF_ROWS
-    return json.dumps({"version": version, "events": [as_json(event) for event in told]})
+    return json.dumps({"version": version_of(told), "events": [as_json(e) for e in told]})
+
+
+def version_of(events: Iterable[Event]) -> int:
+    """The oldest version that can say all of these events."""
+    told = [one for event in events for one in getattr(event, "events", (event,))]
+    if any(getattr(event, "bands", 1) > 1 for event in told):
+        return VERSION
+    return VERSION_OF_USERS if any(e.unit == "user" for e in told) else VERSION_OF_ROWS
 
 
 def loads(text: str) -> tuple[Event, ...]:
@@ -51,6 +59,8 @@ def as_json(event: Event) -> dict[str, Any]:
     for fields in (values, *values.get("events", ())):
         if fields.get("unit") == "row":
             del fields["unit"]
+        if fields.get("bands") == 1:
+            del fields["bands"]
     return values
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Literal, TypeVar
+from typing import Literal, TypeVar, get_args
 
 from privagrad._internal import validate
 from privagrad._internal.markup import html_table
-from privagrad.privacy.sampling import SAMPLINGS, Batches, Sampling
+from privagrad.privacy.sampling import Batches, Sampling
 
 Relation = Literal["zero-out", "replace-one"]
 """Which tables are neighbours. The number of rows n is public and fixed under both.
@@ -41,10 +41,13 @@ class GaussianEvent:
         the sensitivity is twice that bound, and the accountant counts it so.
     count : int
         The number of releases.
-    sampling : one of `SAMPLINGS`, or None
+    sampling : Sampling or None
         How each release draws its rows, or users; None: all of them. "random_allocation": in every
         epoch of t = round(n_examples/batch_size) releases each row is in exactly one, uniformly at
-        random and independently of all others; `count` is a multiple of t.
+        random and independently of all others; `count` is a multiple of t. "cyclic_poisson": in
+        each of any `bands` releases in a row another part of the rows may be drawn, each row
+        independently with probability bands · batch_size/n_examples; `count` is a multiple of
+        `bands`.
     n_examples, batch_size : int
         Public; needed where rows are sampled. `batch_size` is the expected one, under random
         allocation up to the rounding of t.
@@ -56,6 +59,10 @@ class GaussianEvent:
         The probability with which each release may show everything about one row, or user.
     unit : {"row", "user"}
         Whose vectors have norm ≤ 1: those of rows, or one for all rows of a user together.
+    bands : int
+        With "cyclic_poisson" over how many releases in a row the noise is correlated, so that what
+        a row adds to one moves all of them; together they are one Gaussian mechanism of this noise
+        multiplier. Otherwise 1.
     """
 
     noise_multiplier: float
@@ -67,6 +74,7 @@ class GaussianEvent:
     under: Relation | None = None
     leak: float = 0.0
     unit: Unit = "row"
+    bands: int = 1
 
     def __post_init__(self) -> None:
         # dp-accounting under-accounts integer noise multipliers: always a float.
@@ -76,10 +84,10 @@ class GaussianEvent:
         if not 0 <= self.leak < 1:
             raise ValueError(f"Expected a leak in [0, 1), found {self.leak!r}.")
         # Counts are added up: Python's integers do not wrap around, NumPy's do.
-        for name in ("count", "n_examples", "batch_size"):
+        for name in ("count", "n_examples", "batch_size", "bands"):
             object.__setattr__(self, name, validate.integer(name, getattr(self, name)))
         if self.sampling is not None:
-            validate.choice("sampling", self.sampling, SAMPLINGS)
+            validate.choice("sampling", self.sampling, get_args(Sampling))
         if self.under is not None:
             object.__setattr__(self, "under", relation_named(self.under))
             if self.sampling is not None and self.under != relation_of(self.sampling):
@@ -92,9 +100,21 @@ class GaussianEvent:
                 f"Expected batch_size <= n_examples, found batch_size={self.batch_size} and "
                 f"n_examples={self.n_examples}."
             )
-        if self.count % releases_per_draw(self):
+        Batches(self.n_examples, self.batch_size, 1, self.sampling, self.bands)  # refuses bands
+        if self.bands > 1 and self.leak > 0:
+            raise ValueError("Expected no leak with bands > 1, found one: none is known to hold.")
+        self._require_whole_draws()
+
+    def _require_whole_draws(self) -> None:
+        together = releases_per_draw(self)
+        if self.count % together and self.bands > 1:
             raise ValueError(
-                f"Expected whole epochs of {releases_per_draw(self)} steps (n_examples/batch_size, "
+                f"Expected whole blocks of bands={together} releases of correlated noise, found "
+                f"count={self.count}: count a block that ends early as a whole one."
+            )
+        if self.count % together:
+            raise ValueError(
+                f"Expected whole epochs of {together} steps (n_examples/batch_size, "
                 f"rounded) under random allocation, found count={self.count}: count an epoch that "
                 "ends early as a whole one."
             )
@@ -105,40 +125,40 @@ class GaussianEvent:
         return self.under if self.sampling is None else relation_of(self.sampling)
 
     def __str__(self) -> str:
-        return f"{self.count} x {self.purpose} at noise multiplier {self.noise_multiplier:.4g}"
+        text = f"{self.count} x {self.purpose} at noise multiplier {self.noise_multiplier:.4g}"
+        return text if self.bands == 1 else f"{text}, correlated over {self.bands} in a row"
 
     @property
     def rate(self) -> float:
-        """The probability that one given row is in a given batch."""
+        """The probability that one given row is in a given batch for which it may be drawn."""
         if self.sampling is None:
             return 1.0
         if self.sampling == "with_replacement" and self.n_examples > 1:
             return -math.expm1(self.batch_size * math.log1p(-1 / self.n_examples))
         if self.sampling == "random_allocation":
             return 1 / releases_per_draw(self)
-        return self.batch_size / self.n_examples
+        return self.bands * self.batch_size / self.n_examples
 
 
 def releases_per_draw(event: Event) -> int:
-    """How many releases share one random choice of rows: the steps of an epoch, or one."""
+    """How many releases share one random choice of a row: those of an epoch, `bands`, or one."""
     if isinstance(event, GaussianEvent) and event.sampling == "random_allocation":
         return Batches(event.n_examples, event.batch_size, 1, event.sampling).epoch
-    return 1
+    return event.bands if isinstance(event, GaussianEvent) else 1
 
 
 def single(event: E) -> E:
-    """The event with as few releases as it can have: one, or those of an epoch."""
+    """The event with as few releases as it can have: one, those of an epoch, or `bands`."""
     return replace(event, count=releases_per_draw(event))
 
 
 def training_event(batches: Batches, noise_multiplier: float = 1.0) -> GaussianEvent:
-    """The releases of all steps of a training; under random allocation of all epochs begun."""
-    steps = batches.steps
-    if batches.sampling == "random_allocation":
-        steps = -(-steps // batches.epoch) * batches.epoch
+    """The releases of all steps of a training, and of all epochs or blocks of bands begun."""
+    together = batches.epoch if batches.sampling == "random_allocation" else batches.bands
+    steps = -(-batches.steps // together) * together
     return GaussianEvent(
         noise_multiplier, steps, batches.sampling, batches.n_examples, batches.batch_size,
-        TRAINING,
+        TRAINING, bands=batches.bands,
     )  # fmt: skip
 
 
@@ -269,7 +289,8 @@ def events_table(title: str, events: Iterable[Event]) -> str:
 
 def relation_of(sampling: Sampling) -> Relation:
     """Zero-out where rows are drawn independently, replace-one for samples of fixed size."""
-    return "zero-out" if sampling in ("poisson", "random_allocation") else "replace-one"
+    fixed_size = sampling in ("with_replacement", "without_replacement")
+    return "replace-one" if fixed_size else "zero-out"
 
 
 def relation_named(name: str) -> Relation:

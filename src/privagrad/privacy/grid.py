@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from privagrad.privacy import normals
+from privagrad.privacy.correlation import INDEPENDENT
 from privagrad.privacy.discrete import DISCRETE_SPREAD
 from privagrad.privacy.noise import Noise
 
@@ -33,6 +34,9 @@ class PublicGrid:
         About the standard deviation of the noise in units of the grid. None: as many that
         rounding a vector moves it by 2⁻²⁰ of the noise, but no more than 2²⁴, because the rounding
         of normals does more harm on a finer grid; then by up to 2⁻¹² of the noise.
+    coefficients : tuple of float
+        1 = c_0, ..., c_{b-1} where the noise of b releases in a row is correlated, see
+        `correlation.coefficients_of`. One vector then moves all b of them: see `sensitivity`.
     """
 
     dim: int
@@ -40,6 +44,12 @@ class PublicGrid:
     batch_size: float
     slack: float = 0.0
     units: float | None = None
+    coefficients: tuple[float, ...] = INDEPENDENT
+
+    @property
+    def bands(self) -> int:
+        """How many releases in a row one vector moves."""
+        return len(self.coefficients)
 
     @cached_property
     def grid(self) -> float:
@@ -89,17 +99,25 @@ class PublicGrid:
 
     @property
     def sensitivity(self) -> float:
-        """How far one vector can move the rounded sum, in whitened coordinates."""
-        return 1.0 + self.slack + math.sqrt(self.dim) * self.grid
+        """How far one vector can move the rounded sum, in whitened coordinates.
+
+        With b bands of noise: how far it can move the b sums to which independent noise is added.
+        The first one moves by the vector g, the k-th one after it by c_k g and at most one unit in
+        each coordinate, because what is taken away of earlier noise is rounded: together by
+        |c| ‖g‖ + sqrt((b - 1) dim) · grid.
+        """
+        once = 1.0 + self.slack + math.sqrt(self.dim) * self.grid
+        rounding = math.sqrt((self.bands - 1) * self.dim) * self.grid
+        return math.hypot(*self.coefficients) * once + rounding
 
     @cached_property
     def deviation(self) -> float:
         """σ of the noise in units of the grid: z times the sensitivity.
 
         Two sums may seem further apart by the errors of Gaussian normals, 2 sqrt(dim) error · σ,
-        which is counted for both kinds of noise.
+        of b correlated releases 2 sqrt(b dim) error · σ, which is counted for both kinds of noise.
         """
-        error = 2 * math.sqrt(self.dim) * normals.RELATIVE_ERROR * normals.LARGEST
+        error = 2 * math.sqrt(self.bands * self.dim) * normals.RELATIVE_ERROR * normals.LARGEST
         if not self.noise_multiplier * error < 0.5:
             raise ValueError(
                 f"Expected a noise multiplier below {0.5 / error:.3g} for {self.dim} coordinates, "

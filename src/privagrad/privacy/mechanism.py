@@ -12,10 +12,11 @@ import numpy as np
 from privagrad._internal.validate import Vector
 from privagrad.geometry.ellipsoid import Ellipsoid
 from privagrad.privacy.bounded import MECHANISM, BoundedSum, Part, SumOfParts
+from privagrad.privacy.correlation import NoiseHistory
 from privagrad.privacy.discrete import add_discrete
 from privagrad.privacy.grid import PublicGrid
 from privagrad.privacy.noise import BUFFER, PIECE, KeyStream, Noise, RandomSource
-from privagrad.privacy.normals import add_normals
+from privagrad.privacy.normals import LARGEST, add_normals
 
 _MOST_UNITS = 2.0**51
 _SPLIT_FROM = 2**17
@@ -42,7 +43,13 @@ class GaussianSum(PublicGrid):
     normals are off by up to `normals.RELATIVE_ERROR` is counted as a longer way between two sums;
     discrete noise has no such error.
 
-    What must stay public: dim, the noise multiplier, the expected batch size, the ellipsoid.
+    With `coefficients` of b > 1 bands the releases of a run share a `NoiseHistory`. Replacing one
+    vector by zero then moves b releases in a row, which together are one Gaussian mechanism of that
+    noise multiplier (docs/proofs/correlated.md). So a row must be in at most one of any b steps in
+    a row, as it is in samples of "cyclic_poisson".
+
+    What must stay public: dim, the noise multiplier, the expected batch size, the ellipsoid, the
+    coefficients.
     """
 
     def sum(
@@ -101,32 +108,67 @@ class GaussianSum(PublicGrid):
             raise ValueError(f"Expected parts of at most {self.dim} coordinates, found {size}.")
         return SumOfParts(MECHANISM, self, parts, radius)
 
+    def begin_history(self, noise: Noise, size: int | None = None) -> NoiseHistory | None:
+        """What the releases of a run share where their noise is correlated; None where it is not.
+
+        Parameters
+        ----------
+        noise : {"gaussian", "discrete"}
+        size : int, optional
+            How many coordinates each release has, where these are not `dim`.
+        """
+        if self.bands == 1:
+            return None
+        # Discrete noise is larger than 40 deviations with probability e⁻⁸⁰⁰.
+        largest = (LARGEST if noise == "gaussian" else 40.0) * self.deviation
+        return NoiseHistory(self, self.coefficients, size or self.dim, largest)
+
     def release(
-        self, total: BoundedSum, source: RandomSource, pool: Executor | None = None
+        self,
+        total: BoundedSum,
+        source: RandomSource,
+        pool: Executor | None = None,
+        history: NoiseHistory | None = None,
     ) -> Vector:
         """The private mean: the sum, noise added, in the ellipsoid's own coordinates.
 
         A^{-1/2} grid (units + round(N(0, (z · sensitivity/grid)²))) / batch_size. It takes the
-        place of the sum's memory; of a sum of parts, that of each part's `out`.
+        place of the sum's memory; of a sum of parts, that of each part's `out`. Correlated noise
+        needs the `history` of the run, and its releases in order.
         """
+        if (history is not None) != (self.bands > 1):
+            raise ValueError(
+                "Expected the history of a run for correlated noise, and none for independent "
+                f"noise; found {self.bands} bands and {type(history).__name__}."
+            )
         if not isinstance(total, BoundedSum) or total.mechanism is not self:
             raise TypeError(
                 "Expected a sum that this mechanism bounded (see GaussianSum.sum), found "
                 f"{type(total).__name__}: noise protects only what was bounded for it."
             )
-        total.close()
         size, streams = sum(span.size for span in total.spans), source.streams
-        add = partial(self._add_noise, total, _ADD_NOISE[source.noise])
+        if history is not None:
+            history.begin(self, size)
+        total.close()
+        add = partial(self._add_noise, total, _ADD_NOISE[source.noise], history)
         if size < _SPLIT_FROM:
             add(streams[0], 0, size)
         else:
             edges = np.linspace(0, size, len(streams) + 1).astype(int).tolist()
             run = map if pool is None else pool.map
             list(run(add, streams, edges[:-1], edges[1:]))
+        if history is not None:
+            history.end()
         return total.memory
 
     def _add_noise(
-        self, total: BoundedSum, add: AddNoise, stream: KeyStream, start: int, stop: int
+        self,
+        total: BoundedSum,
+        add: AddNoise,
+        history: NoiseHistory | None,
+        stream: KeyStream,
+        start: int,
+        stop: int,
     ) -> None:
         """Release the coordinates from `start` to before `stop`, block by block.
 
@@ -137,8 +179,12 @@ class GaussianSum(PublicGrid):
             last = first + span.size
             for place in _pieces(max(start, first) - first, min(stop, last) - first):
                 units = span.units(place, self)
+                here = first + place.start
+                before = units if history is None else history.subtract(units, here)
                 with stream.lock:
                     add(units, stream, self.deviation)
+                if history is not None:
+                    history.keep(units, before, here)
                 span.scale(place, units, self)
             first = last
 

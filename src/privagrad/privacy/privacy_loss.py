@@ -91,12 +91,12 @@ def loss_tails(event: Release, sensitivity: float, removed: bool, tail: float) -
     """Losses of one release; `removed`: P is with the row, Q without it, or the other way round.
 
     Losses of probability `tail` at the top may count as infinite. Under random allocation they are
-    those of one epoch.
+    those of one epoch, with correlated noise those of `bands` releases in a row.
     """
     if isinstance(event, ObjectiveEvent):
         return objective_tails(event, tail)
     mu = sensitivity / event.noise_multiplier
-    if event.sampling in (None, "poisson"):
+    if event.sampling in (None, "poisson", "cyclic_poisson"):
         return poisson_tails(mu, event.rate, removed, tail)
     if event.sampling == "random_allocation":
         return allocation_atoms(mu, releases_per_draw(event), removed, tail)

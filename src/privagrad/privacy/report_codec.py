@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, get_args
 
 from privagrad.privacy.accounting import PrivacyReport
 from privagrad.privacy.codec import as_json, from_json
 from privagrad.privacy.events import relation_named
 from privagrad.privacy.noise import Noise
-from privagrad.privacy.sampling import SAMPLINGS
+from privagrad.privacy.sampling import Sampling
 
 _ALL_ROWS = "all rows in every step"
 
@@ -30,7 +30,7 @@ def report_as_json(report: PrivacyReport) -> dict[str, Any]:
 
 def report_from_json(values: Mapping[str, Any]) -> PrivacyReport:
     """The report of plain values, also of those in files of version 0.1, which state no noise."""
-    sampling = values["sampling"] if values["sampling"] in SAMPLINGS else None
+    sampling = values["sampling"] if values["sampling"] in get_args(Sampling) else None
     noise: Noise = "discrete" if values.get("noise") == "discrete" else "gaussian"
     known = PrivacyReport.__dataclass_fields__
     more = {name: values[name] for name in ("unit", "verified") if name in values and name in known}

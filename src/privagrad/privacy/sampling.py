@@ -22,13 +22,16 @@ from numpy.typing import NDArray
 from privagrad._internal.jit import kernel
 from privagrad.privacy.noise import keyed_generator
 
-Sampling = Literal["poisson", "with_replacement", "without_replacement", "random_allocation"]
+Sampling = Literal[
+    "poisson", "with_replacement", "without_replacement", "random_allocation", "cyclic_poisson"
+]
 SAMPLINGS: tuple[Sampling, ...] = (
     "poisson",
     "with_replacement",
     "without_replacement",
     "random_allocation",
 )
+"""What users choose from. "cyclic_poisson" comes with correlated noise."""
 Rows = NDArray[np.int64]
 
 _BLOCK, _MOST_BLOCKS = 2**18, 4096
@@ -55,14 +58,30 @@ class Batches:
         The expected number of rows of a step; when allocated, up to the rounding of `epoch`.
     steps : int
         The number of steps.
-    sampling : {"poisson", "with_replacement", "without_replacement", "random_allocation"} or None
+    sampling : Sampling or None
         How each step draws its rows; None: it takes all of them.
+    bands : int
+        Under "cyclic_poisson" the number b of groups that take turns; otherwise 1.
     """
 
     n_examples: int
     batch_size: int
     steps: int
     sampling: Sampling | None = "poisson"
+    bands: int = 1
+
+    def __post_init__(self) -> None:
+        if (self.bands > 1) != (self.sampling == "cyclic_poisson"):
+            raise ValueError(
+                "Expected bands > 1 with sampling='cyclic_poisson' and with no other, found "
+                f"bands={self.bands} and sampling={self.sampling!r}."
+            )
+        if self.sampling == "cyclic_poisson" and self.rate > 1:
+            raise ValueError(
+                f"Expected bands * batch_size <= n_examples = {self.n_examples}, found "
+                f"{self.bands} * {self.batch_size}: each step draws from one of {self.bands} "
+                "groups of rows. Take fewer bands, or smaller batches."
+            )
 
     @property
     def epoch(self) -> int:
@@ -77,8 +96,11 @@ class Batches:
 
     @property
     def rate(self) -> float:
-        """The expected part of the rows in a step."""
-        return self.batch_size / self.n_examples
+        """The probability that a row is in a step for which it may be drawn.
+
+        All rows may be, under "cyclic_poisson" those of one of `bands` groups.
+        """
+        return int(self.bands) * int(self.batch_size) / int(self.n_examples)
 
     def draw(self, generator: Generator) -> Samples:
         """The samples of a run, whose key the generator draws."""
@@ -101,7 +123,10 @@ class Samples:
     batch_size/n_examples; a batch may be empty. ``"with_replacement"``: batch_size independent
     uniform rows (the paper's). ``"without_replacement"``: a uniform subset of batch_size rows.
     ``"random_allocation"``: in every epoch of `Batches.epoch` steps, every row is in exactly one
-    step, which is uniformly random and independent of all other rows. None: all rows, every time.
+    step, which is uniformly random and independent of all other rows. ``"cyclic_poisson"``: step t
+    holds every row whose number leaves the remainder t when divided by `bands` independently with
+    probability bands · batch_size/n_examples, and no other row: a row is in at most one of any
+    `bands` steps in a row. None: all rows, every time.
 
     Several threads may ask for rows at once. Time and memory are of the order of the batches, but
     for a part for each block. An allocation takes time of the order of the rows for each chunk of
@@ -111,7 +136,9 @@ class Samples:
     def __init__(self, batches: Batches, key: int) -> None:
         self.batches, self.key = batches, key
         n = batches.n_examples
-        self._width = max(_BLOCK, -(-n // _MOST_BLOCKS))
+        # Of groups that take turns each block begins with a row of the first one.
+        width, bands = max(_BLOCK, -(-n // _MOST_BLOCKS)), batches.bands
+        self._width = -(-width // bands) * bands
         self._edges = np.append(np.arange(0, n, self._width), n)
         per_step = max(batches.batch_size, 1)
         if batches.sampling == "random_allocation":
@@ -191,6 +218,9 @@ class Samples:
             yield from _allocated(steps, self._first, self._count)
             return
         sizes = self._sizes[:, block]
+        if batches.sampling == "cyclic_poisson":
+            yield from self._draw_in_turns(block, sizes)
+            return
         if not sizes.any():
             # The oracle tells batches apart by which array they are.
             yield from (np.empty(0, dtype=np.int64) for _ in sizes)
@@ -202,12 +232,36 @@ class Samples:
         else:
             yield from _subsets(width, sizes, generator)
 
+    def _draw_in_turns(self, block: int, sizes: Rows) -> Iterator[Rows]:
+        """The rows of a block in every step of the open chunk, each of its step's group."""
+        bands = self.batches.bands
+        widths, groups = self._widths_in_turns()[:, block], self._groups()
+        generator = self._generator(self._chunk, 1 + block)
+        drawn = {}
+        for group in range(bands):
+            own = sizes[groups == group]
+            found = _subsets(int(widths[group]), own, generator) if own.any() else ()
+            drawn[group] = iter(list(found))
+        for group in groups.tolist():
+            yield group + bands * next(drawn[group], np.empty(0, dtype=np.int64))
+
+    def _groups(self) -> Rows:
+        """The group of every step of the open chunk."""
+        return (self._first + np.arange(self._count)) % self.batches.bands
+
+    def _widths_in_turns(self) -> Rows:
+        """How many rows of each group every block has, of shape (bands, blocks)."""
+        bands = self.batches.bands
+        return (np.diff(self._edges) - np.arange(bands)[:, None] + bands - 1) // bands
+
     def _sizes_of(self, generator: Generator) -> Rows:
         """How many rows of each block every step of a chunk draws, of shape (steps, blocks)."""
         batches, widths = self.batches, np.diff(self._edges)
         shape = self._count, widths.size
         if batches.sampling == "poisson":
             return generator.binomial(widths, batches.rate, size=shape)
+        if batches.sampling == "cyclic_poisson":
+            return generator.binomial(self._widths_in_turns()[self._groups()], batches.rate)
         if widths.size == 1:
             return np.full(shape, batches.batch_size)
         if batches.sampling == "with_replacement":

@@ -50,7 +50,8 @@ class Total:
                 log_kept += event.count * math.log1p(-one.leak)
                 one = replace(one, leak=0.0)
             if isinstance(one, GaussianEvent) and _sees_all_rows(one):
-                square += event.count * (sensitivity / one.noise_multiplier) ** 2
+                draws = event.count // one.count
+                square += draws * (sensitivity / one.noise_multiplier) ** 2
             else:
                 sampled[one] = sampled.get(one, 0) + event.count // one.count
         mu, leak = math.sqrt(square), -math.expm1(log_kept)
@@ -100,8 +101,8 @@ def _interval(events: dict[Release, int], sensitivity: float, fine: bool) -> flo
     variance = reach = 0.0
     for event, count in events.items():
         mu = sensitivity / event.noise_multiplier
-        # An epoch of random allocation is `event.count` releases.
-        releases = count * event.count
+        # An epoch of random allocation is `event.count` releases, a block of bands like one.
+        releases = count * (1 if getattr(event, "bands", 1) > 1 else event.count)
         variance += releases * event.rate**2 * math.expm1(min(mu * mu, 50.0))
         reach = max(reach, mu * mu + 20 * mu)
     deviation = math.sqrt(variance / sum(events.values()))

@@ -9,8 +9,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from privagrad.privacy.accounting import PrivacyPlan, PrivacyReport
-from privagrad.privacy.codec import VERSION as EVENTS_VERSION
-from privagrad.privacy.codec import as_json
+from privagrad.privacy.codec import VERSION_OF_USERS, as_json, version_of
 from privagrad.privacy.events import Event, GaussianEvent, SelectEvent, Unit, releases_per_draw
 from privagrad.privacy.totals import sensitivity_of
 from privagrad.report.statement import one_line
@@ -38,6 +37,9 @@ _SAMPLING = {
     "with_replacement": "Each step draws one of n_examples rows, batch_size times independently",
     "random_allocation": "In every epoch of n_examples / batch_size steps, rounded, each row is in "
     "exactly one step, uniformly at random and independently of all other rows",
+    "cyclic_poisson": "Rows are in as many groups as a release has bands, by their numbers; the "
+    "groups take turns, and each step draws every row of its group independently, with probability "
+    "bands * batch_size / n_examples",
 }
 _RESETS = (
     "Never: the releases of this run count together, and nothing that was spent comes back with "
@@ -204,7 +206,7 @@ def _native(report: PrivacyReport) -> dict[str, Any]:
     unprotected = math.isinf(report.epsilon)
     plan = PrivacyPlan(report.events, unprotected=unprotected)
     return {
-        "events_version": EVENTS_VERSION,
+        "events_version": max(version_of(report.events), VERSION_OF_USERS),
         "events": [event_values(event) for event in report.events],
         "unprotected": unprotected,
         "gaussian": _gaussian(report),
@@ -235,7 +237,10 @@ def _gaussian(report: PrivacyReport) -> dict[str, Any]:
     mu = math.sqrt(math.fsum(squares))
     formula = f"the root of the sum of count * ({sensitivity:g} / noise_multiplier)^2"
     if any(_seen(event) < event.count for event in events):
-        formula += " (under random allocation count is the number of epochs)"
+        formula += (
+            " (under random allocation count is the number of epochs, with correlated noise that "
+            "of blocks of `bands` releases)"
+        )
     if all(event.rate == 1 for event in events):
         return {"mu": mu, "is": "exact", "words": f"All releases use all rows: mu is {formula}."}
     return {
@@ -252,7 +257,10 @@ def _contribution(events: tuple[Event, ...]) -> str:
     total, most = (sum(of(event) for event in events) for of in (_count, _seen))
     part = f"all {total} releases"
     if most < total:
-        part = f"{most} of {total} releases, one in every epoch of random allocation"
+        part = (
+            f"{most} of {total} releases, one in every epoch of random allocation, or in every "
+            "block of releases whose noise is correlated"
+        )
     return (
         "In each release the vector that is computed from one row has a norm of at most 1, in the "
         "units in which noise_multiplier is the standard deviation of the noise. One row may take "

@@ -11,7 +11,7 @@ from typing import Any
 from privagrad._internal import validate
 from privagrad.privacy.accounting import PrivacyPlan
 from privagrad.privacy.codec import as_json, from_json
-from privagrad.privacy.events import GaussianEvent, Unit, merged
+from privagrad.privacy.events import GaussianEvent, Unit, merged, single
 from privagrad.torch import journal
 from privagrad.torch.opacus_names import hint_for_accountant
 
@@ -69,13 +69,16 @@ class Accountant:
         self.unit = unit
 
     def charge(self, event: GaussianEvent | None) -> Charge:
-        """Note one release, before it is made; None: one without noise."""
+        """Note one release, before it is made; None: one without noise.
+
+        Releases that are only charged together, as those of a block of correlated noise, are one.
+        """
         self.check_process()
         entry = None
         if event is None:
             self.unprotected += 1
         else:
-            entry = (self.run, event if event.count == 1 else replace(event, count=1))
+            entry = (self.run, single(event))
             self.counts[entry] = self.counts.get(entry, 0) + 1
         if self._journals:
             self._write(entry)
@@ -105,10 +108,12 @@ class Accountant:
     @property
     def events(self) -> tuple[GaussianEvent, ...]:
         """All releases, the same ones together."""
-        return merged(replace(event, count=count) for (_, event), count in self.counts.items())
+        return merged(
+            replace(event, count=count * event.count) for (_, event), count in self.counts.items()
+        )
 
     def __len__(self) -> int:
-        return sum(self.counts.values()) + self.unprotected
+        return sum(event.count for event in self.events) + self.unprotected
 
     def get_epsilon(self, delta: float, **options: Any) -> float:
         """The composition of all releases, at `delta`.
@@ -190,5 +195,5 @@ class Accountant:
         found = from_json(event)
         if not isinstance(found, GaussianEvent):
             raise ValueError(f"Expected Gaussian releases in a checkpoint, found {found}.")
-        entry = (run, replace(found, count=1))
+        entry = (run, single(found))
         self.counts[entry] = max(self.counts.get(entry, 0), number)

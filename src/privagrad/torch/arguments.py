@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -71,10 +72,15 @@ def uncompiled(module: nn.Module) -> nn.Module:
 
 
 def sampling_of(
-    loader: DataLoader[Any], processes: Processes, poisson: bool, grouping: Grouping | None = None
+    loader: DataLoader[Any],
+    processes: Processes,
+    poisson: bool,
+    grouping: Grouping | None = None,
+    bands: int = 1,
 ) -> Sampling:
     """How batches are drawn: from a private loader, as from the one that it was made from."""
-    return Sampling.of(original_loader(loader), processes, poisson, grouping)
+    sampling = Sampling.of(original_loader(loader), processes, poisson, grouping)
+    return replace(sampling, bands=bands)
 
 
 def noise_source(

@@ -21,13 +21,15 @@ from privagrad.torch.optimizer import PrivateOptimizer
 class BatchPart:
     """A batch, or a part of one, that the loader hands out; size None: any.
 
-    `shares` is with how much each row counts, where users are protected.
+    `shares` is with how much each row counts, where users are protected; `number` which batch of
+    the training it is, where noise is correlated.
     """
 
     size: int | None
     first: bool
     last: bool
     shares: Tensor | None = None
+    number: int | None = None
 
 
 class BatchCharges:
@@ -38,11 +40,14 @@ class BatchCharges:
     which is charged again if its noise is not what it was when the batch was drawn. Every other
     release costs a release over all rows.
 
+    Correlated noise is charged by blocks of as many batches as it has bands, at the first one that
+    is handed out; other releases, and other noise, are refused.
+
     Parameters
     ----------
     accountant : Accountant
     event : GaussianEvent
-        A release of one batch, at any noise.
+        A release of one batch, at any noise; of all batches of a block of correlated noise.
     once : bool
         Whether a pass holds every row at most once: a pass then costs one release, that of its
         least noise.
@@ -55,6 +60,7 @@ class BatchCharges:
         self.accountant, self.event, self.once = accountant, event, once
         self._iterator = self._paid_iterator = 0
         self._fresh = False
+        self._block = -1
         self._paid: Charge | None = None
         self._paid_noise = math.inf
 
@@ -92,15 +98,22 @@ class BatchCharges:
         """
         self.check(iterator)
         if part.first:
-            if not self.once or iterator != self._paid_iterator:
+            if self._begins_to_cost(iterator, part):
                 self._paid, self._paid_iterator = None, iterator
             self._pay(self._optimizer.noise_multiplier)
             self._fresh = True
         return self._announce(part, batch, unpadded)
 
+    def _begins_to_cost(self, iterator: int, part: BatchPart) -> bool:
+        """Whether this batch is not paid for by the charge of an earlier one."""
+        if part.number is None:
+            return not self.once or iterator != self._paid_iterator
+        before, self._block = self._block, part.number // self.event.bands
+        return self._block != before
+
     def _announce(self, part: BatchPart, batch: Any, unpadded: UnpaddedRows) -> Any:
         self._optimizer.tape.drawn = part.size
-        self._optimizer.begin_part(part.first, part.last, part.shares)
+        self._optimizer.begin_part(part.first, part.last, part.shares, part.number)
         return self._guard.batch(batch, part.size or 0, unpadded)
 
     def leave(self) -> None:
@@ -119,6 +132,13 @@ class BatchCharges:
         It is else charged as one over all rows.
         """
         self.accountant.check_process()
+        if self.event.bands > 1 and not self._fresh:
+            raise RuntimeError(
+                "Expected one step for each batch of the data loader that make_private returned, "
+                "with correlated noise, found a step on a batch from elsewhere, or a second one: "
+                "rows would be in several of the steps whose noise is correlated. Nothing was "
+                "released. Leave correlation= out for such loops."
+            )
         if self._fresh:
             self._fresh = False
             self._pay(noise)
@@ -139,7 +159,17 @@ class BatchCharges:
         return False
 
     def _pay(self, noise: float) -> None:
-        """Charge the last batch, or in a pass of distinct rows the pass, for this noise."""
+        """Charge the last batch, or in a pass of distinct rows the pass, for this noise.
+
+        With correlated noise the block.
+        """
+        if self.event.bands > 1 and noise != self._paid_noise < math.inf:
+            self._fresh = False
+            raise RuntimeError(
+                f"Expected noise_multiplier={self._paid_noise!r} for the whole training with "
+                f"correlated noise, found {noise!r}: what is taken away of earlier noise would not "
+                "be as large. Leave correlation= out, or make another training private."
+            )
         if self._paid is None:
             self._paid = self.accountant.charge(_at(self.event, noise))
         elif noise < self._paid_noise or (noise != self._paid_noise and not self.once):

@@ -16,7 +16,10 @@ from torch.utils.data import DataLoader
 
 from privagrad._internal import validate
 from privagrad.privacy.accounting import PrivacyPlan, PrivacyReport
+from privagrad.privacy.bands import Correlation, choose_bands, with_bands
+from privagrad.privacy.events import training_event
 from privagrad.privacy.noise import Noise, RandomState, noise_kind
+from privagrad.privacy.sampling import Batches
 from privagrad.privacy.users import MOST_ROWS
 from privagrad.torch import checkpoints
 from privagrad.torch.accountant import Accountant
@@ -47,6 +50,12 @@ from privagrad.torch.per_example.tape import Tape
 from privagrad.torch.processes import Processes
 from privagrad.torch.release import ReleaseTerms
 from privagrad.torch.shares import Shares
+from privagrad.torch.turns import (
+    MOST_IN_MEMORY,
+    bands_of,
+    refuse_learned,
+    refuse_with_correlation,
+)
 from privagrad.torch.unwrapped import PrivateHooks
 from privagrad.torch.users import Grouping, refuse_with_users
 from privagrad.torch.validator import ModuleValidator
@@ -105,6 +114,7 @@ class PrivacyEngine:
         noise: Noise = "gaussian",
         groups: Any = None,
         max_rows_per_user: int = MOST_ROWS,
+        correlation: int | None = None,
         **clipping_options: Any,
     ) -> PrivateTraining:
         """The private module, optimizer and data loader.
@@ -178,6 +188,11 @@ class PrivacyEngine:
         max_rows_per_user : int
             With `groups`, how many rows of a user count, at most; of more, a random choice of
             them. It must be public. The noise grows a little with it.
+        correlation : int, optional
+            Over how many steps the noise is correlated, so that a part of it cancels in the sum of
+            the steps: see `privagrad.minimize`. Rows then take turns, noise and bound stay as they
+            are, and every step is one on a batch of the data loader. `make_private_with_epsilon`
+            also takes "auto".
         **clipping_options : Any
             Of `AutomaticClipping` or `AdaptiveClipping`.
         """
@@ -201,7 +216,13 @@ class PrivacyEngine:
         grouping = Grouping.of(groups, max_rows_per_user)
         if grouping is not None:
             refuse_with_users(poisson_sampling, clipping, verify)
-        sampling = sampling_of(data_loader, processes, poisson_sampling, grouping)
+        bands = bands_of(correlation)
+        if bands > 1:
+            refuse_with_correlation(
+                processes=processes, poisson=poisson_sampling, grouped=grouping is not None,
+                clipping=clipping, noise_multiplier=multiplier,
+            )  # fmt: skip
+        sampling = sampling_of(data_loader, processes, poisson_sampling, grouping, bands)
         stepped = [p for group in optimizer.param_groups for p in group["params"]]
         bounds, radius = choose_clipping(
             clipping, max_grad_norm, parameters, stepped, sampling.batch_size, clipping_options
@@ -212,6 +233,7 @@ class PrivacyEngine:
             batch_first=batch_first, floor=floor, per=per,
         )  # fmt: skip
         chosen = choose_ellipsoid(ellipsoid, parameters, public_loader, moments_of)
+        refuse_learned(bands, chosen.learned is not None)
         source = noise_source(random_state, noise_generator, noise, processes)
         names = {id(p): name for name, p in module.named_parameters()}
         refuse_differences(
@@ -245,7 +267,7 @@ class PrivacyEngine:
         private_optimizer = PrivateOptimizer(
             optimizer, tape, chosen, terms, bounds,
             source=source, shares=Shares(processes, parameters), charge=charges.release,
-            most_rows=None if grouping is None else grouping.most,
+            most_rows=None if grouping is None else grouping.most, bands=bands,
         )  # fmt: skip
         charges.connect(private_optimizer, private.loss_guard)
         self.verified &= verify
@@ -269,12 +291,16 @@ class PrivacyEngine:
         poisson_sampling: bool = True,
         groups: Any = None,
         max_rows_per_user: int = MOST_ROWS,
+        correlation: Correlation | None = None,
         **options: Any,
     ) -> PrivateTraining:
         """`make_private` with the least constant noise that keeps `epochs` passes in the target.
 
         What this engine has released before is part of the target. If a schedule changes the
         noise later, the target may not be met; the report states what was composed.
+        correlation="auto" takes the number of bands, up to 5, with the least predicted error in the
+        sum of the steps; 1 is independent noise, as it always is for other optimizers than SGD. It
+        follows from public numbers alone.
         """
         validate.integer("epochs", epochs)
         if self.accountant.unprotected:
@@ -289,9 +315,21 @@ class PrivacyEngine:
             )
         sampling = sampling_of(data_loader, Processes.of(module), poisson_sampling, grouping)
         releases = epochs * (1 if sampling.takes_each_row_once else sampling.steps)
+        delta, others = validate.delta_of(target_delta, sampling.n_examples), self.accountant.events
         planned = replace(sampling.event, count=releases)
-        delta = validate.delta_of(target_delta, sampling.n_examples)
-        plan = PrivacyPlan.calibrate_event(planned, target_epsilon, delta, self.accountant.events)
+        bands = 1
+        if correlation not in (None, 1):
+            refuse_with_correlation(
+                processes=sampling.processes, poisson=poisson_sampling,
+                grouped=grouping is not None, clipping=options.get("clipping", "flat"),
+                noise_multiplier=1.0,
+            )  # fmt: skip
+            batches = Batches(sampling.n_examples, sampling.batch_size, releases)
+            budget = target_epsilon, delta
+            if correlation != "auto" or type(optimizer) is torch.optim.SGD:
+                bands = choose_bands(correlation, batches, *budget, None, others, MOST_IN_MEMORY)
+            planned = training_event(with_bands(batches, bands))
+        plan = PrivacyPlan.calibrate_event(planned, target_epsilon, delta, others)
         return self.make_private(
             module=module,
             optimizer=optimizer,
@@ -301,6 +339,7 @@ class PrivacyEngine:
             poisson_sampling=poisson_sampling,
             groups=groups,
             max_rows_per_user=max_rows_per_user,
+            correlation=bands,
             **options,
         )
 

@@ -27,6 +27,7 @@ from privagrad.torch.guards.collation import UnpaddedRows, cut_from, refuse_mixi
 from privagrad.torch.guards.refusals import UnverifiedError
 from privagrad.torch.guards.structure import map_tensors, tensors_of
 from privagrad.torch.samplers import order_of
+from privagrad.torch.turns import CyclicBatches
 from privagrad.torch.users import shares_of
 
 _COPIED = (
@@ -51,6 +52,7 @@ class SplitBatches(Sampler[list[int]]):
 
     def __iter__(self) -> Iterator[list[int]]:
         for drawn in self.batches:
+            number = self.batches.number if isinstance(self.batches, CyclicBatches) else None
             # A sampler with replacement would let one row move the sum by several bounds.
             own = {row.item() if isinstance(row, Tensor) else row: row for row in drawn}
             if any(isinstance(row, numbers.Integral) and row < 0 for row in own):
@@ -63,7 +65,7 @@ class SplitBatches(Sampler[list[int]]):
             for start in range(0, max(1, len(batch)), most):
                 part = batch[start : start + most]
                 last, shares = start + most >= len(batch), shares_of(self.batches, part)
-                self.notes.append(BatchPart(len(part), start == 0, last, shares))
+                self.notes.append(BatchPart(len(part), start == 0, last, shares, number))
                 yield part
 
 

@@ -59,6 +59,8 @@ class PrivateOptimizer(WrappedOptimizer):
     most_rows : int, optional
         Given where users are protected: how many rows of one count at most. g_i is then the
         average of a user's bounded gradients, of all of the user's rows in the data set.
+    bands : int
+        Over how many releases in a row the noise is correlated.
 
     Guarantees
     ----------
@@ -79,6 +81,7 @@ class PrivateOptimizer(WrappedOptimizer):
         shares: Shares,
         charge: Callable[[float], bool],
         most_rows: int | None = None,
+        bands: int = 1,
     ) -> None:
         super().__init__(optimizer)
         self.clipping = clipping
@@ -94,7 +97,10 @@ class PrivateOptimizer(WrappedOptimizer):
         self.step_done: Callable[[], None] = lambda: None
         self._processes, self._charge = shares.processes, charge
         self._of_users = most_rows is not None
-        self._release_sums = SumRelease(source, shares, terms.expected_batch_size, most_rows or 1)
+        self._release_sums = SumRelease(
+            source, shares, terms.expected_batch_size, most_rows or 1, bands
+        )
+        self._number: int | None = None
         self.shares: Tensor | None = None
         self._step_hooks: list[Callable[[PrivateOptimizer], None]] = []
         self._drop_batch()
@@ -138,6 +144,7 @@ class PrivateOptimizer(WrappedOptimizer):
     def scales(self, scales: dict[str, Scale]) -> None:
         self._drop_batch()
         self._scales = scales
+        self._release_sums.restart()
         if self._processes.count > 1:
             self._scales_hash = scales_hash(scales.values())
 
@@ -169,15 +176,22 @@ class PrivateOptimizer(WrappedOptimizer):
         self.step_done()
         return loss
 
-    def begin_part(self, first: bool, last: bool, shares: Tensor | None = None) -> None:
+    def begin_part(
+        self,
+        first: bool,
+        last: bool,
+        shares: Tensor | None = None,
+        number: int | None = None,
+    ) -> None:
         """A batch, or a part of one, comes next; what was left of a batch broken off is dropped.
 
-        `shares` is with how much each of its rows counts, where users are protected.
+        `shares` is with how much each of its rows counts, where users are protected; `number` the
+        batch's, where noise is correlated.
         """
         if first:
             self._drop_batch()
             self._batches += 1
-        self._last, self._waits, self.shares = last, True, shares
+        self._last, self._waits, self.shares, self._number = last, True, shares, number
 
     def _drop_batch(self) -> None:
         self._sums: dict[str, Tensor] = {}
@@ -263,10 +277,11 @@ class PrivateOptimizer(WrappedOptimizer):
         count = None
         if adaptive is not None:
             count = Count(self._count, adaptive.count_share(terms.noise_multiplier))
+        self._release_sums.check(terms)
         refuse_other_payments(self._processes, self._charge(terms.noise_multiplier))
         self.releases += 1
         totals = {name: self._sum_of(name, p) for name, p in self.tape.parameters.items()}
-        released = self._release_sums(totals, self.scales, terms, count)
+        released = self._release_sums(totals, self.scales, terms, count, self._number)
         factor = released.factor
         if self.loss_reduction == "mean":
             factor /= terms.expected_batch_size

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from privagrad.privacy.bounded import Part
+from privagrad.privacy.correlation import NoiseHistory, coefficients_of, spread_of
 from privagrad.privacy.mechanism import GaussianSum
 from privagrad.privacy.noise import RandomSource
 from privagrad.torch.scales import Scale
@@ -78,6 +79,8 @@ class SumRelease:
         The expected batch size.
     most_rows : int
         How many rows of a user count; 1 where rows are protected.
+    bands : int
+        Over how many releases in a row the noise is correlated: then of one process alone.
 
     Guarantees
     ----------
@@ -96,21 +99,42 @@ class SumRelease:
     """
 
     def __init__(
-        self, source: RandomSource, shares: Shares, batch_size: float, most_rows: int = 1
+        self,
+        source: RandomSource,
+        shares: Shares,
+        batch_size: float,
+        most_rows: int = 1,
+        bands: int = 1,
     ) -> None:
         self.shares, self.batch_size = shares, batch_size
         self._slack = slack_of(batch_size, most_rows)
         self._source = source
         self._pool: ThreadPoolExecutor | None = None
         self._roots: dict[str, _Root] = {}
+        self.bands, self._run = bands, _Run(None, None, -1)
+
+    def restart(self) -> None:
+        """The next release is the first one of a run: its noise is independent of all before."""
+        self._run = _Run(None, None, -1)
+
+    def check(self, terms: ReleaseTerms) -> None:
+        """Refuse, before anything is charged, another bound or noise where noise is correlated."""
+        before = self._run.terms
+        if self.bands > 1 and before is not None and before[:2] != terms[:2]:
+            raise RuntimeError(
+                "Expected the same noise_multiplier and max_grad_norm for the whole training with "
+                f"correlated noise, found {terms[:2]} after {before[:2]}: earlier noise would not "
+                "cancel. Leave correlation= out where they change."
+            )
 
     def __call__(
         self, totals: Mapping[str, Tensor], scales: Mapping[str, Scale], terms: ReleaseTerms,
-        count: Count | None = None,
+        count: Count | None = None, number: int | None = None,
     ) -> Released:  # fmt: skip
         """Add noise to `totals`, flat and on the CPU, in place: at this process's coordinates.
 
-        At all others they stay what they are, which is not private.
+        At all others they stay what they are, which is not private. `number` is that of the batch:
+        steps between it and the last one have released nothing.
         """
         processes = self.shares.processes
         counts = [[0.0]] if count is None else processes.gathered([count.total])
@@ -124,21 +148,43 @@ class SumRelease:
             root = np.array([radius * count.share / LARGEST_COUNT])
             if processes.first:
                 parts = [Part([np.array(own) for own in counts], root, counted)]
-        mechanism = GaussianSum(
-            self.shares.size + (count is not None),
-            terms.noise_multiplier,
-            self.batch_size,
-            slack=self._slack,
-        )
+        mechanism, history = self._mechanism_of(terms, count is not None, number)
         for received in self.shares.exchanged(totals):
             parts += [self._part(totals, scales, own) for own in received]
             bounded = mechanism.sum_of_parts(parts, radius)
-            mechanism.release(bounded, self._source, self._threads())
+            mechanism.release(bounded, self._source, self._threads(), history)
             parts = []
+        self._run = self._run._replace(number=self._place(number))
         if count is not None:
             processes.agree(torch.from_numpy(counted))
         count_now = float(counted[0]) * self.batch_size
-        return Released(self.batch_size, terms.noise_multiplier * radius, count_now)
+        spread = terms.noise_multiplier * spread_of(self.bands)
+        return Released(self.batch_size, spread * radius, count_now)
+
+    def _place(self, number: int | None) -> int:
+        """Which step of the run a batch is: one after the last if it has no number."""
+        return self._run.number + 1 if number is None else number
+
+    def _mechanism_of(
+        self, terms: ReleaseTerms, counts: bool, number: int | None
+    ) -> tuple[GaussianSum, NoiseHistory | None]:
+        """The mechanism of a release; where noise is correlated that of all, and its history."""
+        run, place = self._run, self._place(number)
+        if run.history is None or run.history.is_open:
+            mechanism = GaussianSum(
+                self.shares.size + counts, terms.noise_multiplier, self.batch_size,
+                slack=self._slack, coefficients=coefficients_of(self.bands),
+            )  # fmt: skip
+            history = mechanism.begin_history(self._source.noise)
+            self._run = _Run(terms, history, place - 1)
+            return mechanism, history
+        if place <= run.number:
+            raise ValueError(
+                f"Expected a batch after number {run.number} with correlated noise, found {place}."
+            )
+        # A release that fails before it begins is skipped once more: rows are only further apart.
+        run.history.skip(place - run.number - 1)
+        return run.history.mechanism, run.history
 
     def _received(self, totals: Mapping[str, Tensor]) -> Iterator[Received]:
         for received in self.shares.exchanged(totals):
@@ -164,6 +210,14 @@ class SumRelease:
         if self._pool is None and torch.get_num_threads() > 1:
             self._pool = ThreadPoolExecutor(min(4, torch.get_num_threads()))
         return self._pool
+
+
+class _Run(NamedTuple):
+    """Releases with correlated noise: their terms, the history, the number of the last batch."""
+
+    terms: ReleaseTerms | None
+    history: NoiseHistory | None
+    number: int
 
 
 class _Root(NamedTuple):

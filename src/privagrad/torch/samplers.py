@@ -27,6 +27,7 @@ from privagrad.privacy.sampling import poisson_batches
 from privagrad.privacy.users import Users
 from privagrad.torch.datasets import numbering_of, repeats_rows
 from privagrad.torch.processes import Processes
+from privagrad.torch.turns import CyclicBatches
 from privagrad.torch.users import Grouping, user_batches
 
 _NO_BATCH_SIZE = (
@@ -42,6 +43,7 @@ class Sampling:
     `rows` are those of Poisson batches; None: batches in the loader's own order. `batch_size` rows
     are taken by all processes together in one step; for Poisson batches, expected to be. With
     `users` batches are drawn of these, and `batch_size` counts them; `most` rows of one count.
+    Where noise is correlated over several `bands`, as many groups of rows take turns.
     """
 
     loader: DataLoader[Any]
@@ -50,6 +52,7 @@ class Sampling:
     batch_size: int
     users: Users | None = None
     most: int = 1
+    bands: int = 1
 
     @classmethod
     def of(
@@ -76,9 +79,14 @@ class Sampling:
 
     @property
     def event(self) -> GaussianEvent:
-        """The release of one step, at noise multiplier 1."""
+        """The release of one step, at noise multiplier 1; of as many as there are bands."""
         if self.rows is None:
             return GaussianEvent(1.0, purpose="gradients", under="replace-one")
+        if self.bands > 1:
+            return GaussianEvent(
+                1.0, self.bands, "cyclic_poisson", self.n_examples, self.batch_size, "gradients",
+                bands=self.bands,
+            )  # fmt: skip
         return GaussianEvent(
             1.0, 1, "poisson", self.n_examples, self.batch_size, "gradients",
             unit="row" if self.users is None else "user",
@@ -127,6 +135,8 @@ class Sampling:
                 )
             refuse_repeats(self.loader, self.processes)
             return self.loader.batch_sampler
+        if self.bands > 1:
+            return CyclicBatches(self.rows, self.batch_size, self.steps, self.bands, source.sampler)
         drawn = range(self.n_examples) if self.users is not None else self.rows
         batches = PoissonBatches(drawn, self.batch_size, self.steps, source.sampler, self.processes)
         if self.users is None:
