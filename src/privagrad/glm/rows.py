@@ -16,7 +16,12 @@ from privagrad._internal.jit import kernel
 from privagrad._internal.threads import add_parts, pool_of
 from privagrad._internal.validate import Integers, Vector
 from privagrad.glm.kernels import FlatRows, add_dense, add_sparse, all_margins
-from privagrad.glm.standardize import centre_dense, standardize_csr, standardize_dense
+from privagrad.glm.standardize import (
+    centre_dense,
+    combine_dense,
+    standardize_csr,
+    standardize_dense,
+)
 from privagrad.privacy.bounded import Adds, BoundedSum
 
 _FLOATS = (np.dtype(np.float32), np.dtype(np.float64))
@@ -96,6 +101,18 @@ class DenseRows:
         n, dim = self.shape
         table = scratch((n, dim + constant), self.array.dtype)
         standardize_dense(self.array, centre, unit.astype(table.dtype), table)
+        return DenseRows(table)
+
+    @quiet
+    def combined(self, columns: Integers, matrix: NDArray[np.float64]) -> DenseRows:
+        """These columns v replaced by vᵀ `matrix`, the others as they are.
+
+        Guarantees
+        ----------
+        A row depends on that row and the matrix alone, to the last bit.
+        """
+        table = scratch(self.shape, self.array.dtype)
+        combine_dense(self.array, columns, np.ascontiguousarray(matrix), table)
         return DenseRows(table)
 
     def take(self, rows: Integers) -> DenseRows:
