@@ -21,9 +21,9 @@ from privagrad.queries.covariance import COVARIANCE, private_covariance
 from privagrad.queries.moments import Columns
 from privagrad.queries.second_moments import SecondMoments
 
-_LEAST = 1e-3
-"""The smallest eigenvalue that directions are stretched by, in units of the mean one: in those
-beyond, rows would be large that hardly vary elsewhere."""
+_LEAST = 0.3
+"""The smallest eigenvalue, in units of the mean one. Directions with smaller ones are stretched as
+if they had it: there, few rows are far out, and count less when they are bounded."""
 
 
 @dataclass(frozen=True)
@@ -101,16 +101,22 @@ def learned_whitening(
 
 
 def inverse_root(found: SecondMoments) -> NDArray[np.float64]:
-    """The multiple of max(S, floor)^{-1/2} that leaves the mean eigenvalue what it is.
+    """A multiple of S^{-1/2}, S being the matrix as far as it is clear of its noise.
 
-    Eigenvalues below their noise, σ sqrt(k), are taken to be that large. So the noisier the matrix
-    is, the nearer the result is to the identity.
+    S = (1 - a) matrix + a m I, where m is the mean eigenvalue. The best a is the part of
+    ‖matrix - m I‖² that is noise, whose mean square is noise² k (k + 1) (Ledoit and Wolf 2004). So
+    the noisier the matrix is, the nearer the result is to the identity. The multiple leaves the
+    mean eigenvalue what it is.
     """
-    values, vectors = np.linalg.eigh(found.matrix)
-    noise = found.noise * math.sqrt(values.size)
-    values = np.maximum(values, max(noise, _LEAST * max(float(values.mean()), 0.0)))
-    if not values.min() > 0:
-        return np.eye(values.size)
+    matrix, size = found.matrix, len(found.matrix)
+    mean = float(np.trace(matrix)) / size
+    apart = float(np.square(matrix - mean * np.eye(size)).sum())
+    noise = found.noise**2 * size * (size + 1)
+    if not (mean > 0 and apart > noise):
+        return np.eye(size)
+    values, vectors = np.linalg.eigh(matrix)
+    values = mean + (1 - noise / apart) * (values - mean)
+    values = np.maximum(values, _LEAST * mean)
     return np.asarray((vectors * np.sqrt(values.mean() / values)) @ vectors.T)
 
 
