@@ -3,6 +3,7 @@
 from privagrad.methods._base import SCHEDULES, Method, Oracle, Schedule, Setting
 from privagrad.methods.adaclip import AdaCliP
 from privagrad.methods.adagrad import AdaGrad, DPAdaGrad
+from privagrad.methods.geoclip import GeoClip
 from privagrad.methods.gep import GEP
 from privagrad.methods.history import HistoryPAGAN
 from privagrad.methods.mirror_descent import MirrorDescent
@@ -28,6 +29,7 @@ METHODS: dict[str, Method] = {
         HistoryPAGAN(),
         PDPSGD(),
         AdaCliP(),
+        GeoClip(),
         GEP(),
         SubspaceAdaGrad(),
         MirrorDescent(),
