@@ -82,7 +82,7 @@ def test_a_row_is_whitened_by_itself(dtype):
     rng = np.random.default_rng(1)
     X = rng.standard_normal((9, 6)).astype(dtype)
     matrix, columns = spread([3.0, 1.0, 0.5]), np.array([4, 0, 3])
-    whole = DenseRows(X).combined(columns, matrix).array
+    whole = DenseRows(X.copy()).combined(columns, matrix).array
     expected = X.astype(np.float64)
     expected[:, columns] = expected[:, columns] @ matrix
     assert whole.dtype == dtype
@@ -105,7 +105,8 @@ def test_margins_and_covariances_are_those_of_the_original_columns():
     rng = np.random.default_rng(2)
     whitening = Whitening(np.array([3, 1]), spread([2.0, 0.4]))
     X, w = rng.standard_normal((7, 5)), rng.standard_normal((3, 5))
-    moved = whitened(Examples(as_rows(X), np.zeros(7)), whitening.columns, whitening.matrix)
+    given = Examples(as_rows(X.copy()), np.zeros(7))
+    moved = whitened(given, whitening.columns, whitening.matrix)
     assert moved.rows.matrix @ w.T == pytest.approx(X @ whitening.weights(w).T)
     draws = rng.standard_normal((15, 15))
     covariance = draws @ draws.T
@@ -123,7 +124,7 @@ def test_bounded_whitened_gradients_are_gradients_in_the_ellipsoid():
     """‖W g‖ ≤ B is {g : gᵀ C g ≤ B²} with C = W²; noise in it has the covariance B² C⁻¹."""
     X, y = correlated(50, 4)
     matrix, radius = spread([3.0, 1.0, 0.5, 0.2]), 0.3
-    rows = DenseRows(X).combined(np.arange(4), matrix)
+    rows = DenseRows(X.copy()).combined(np.arange(4), matrix)
     slopes = np.sign(X @ np.ones(4) - y)
     inside = pg.Ellipsoid.ball(4, radius).project(slopes[:, None] * rows.array)
     original = inside @ np.linalg.inv(matrix)
@@ -244,3 +245,13 @@ def test_left_out_rows_do_not_count():
         plan = plan_fit(problem.facts, 4.0, 1e-5, Choices(steps=5))
         coefs.append(run_fit(problem, plan, plan.releases(random_source(0)), False).coef)
     assert np.array_equal(coefs[0], coefs[1])
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_tables_of_users_stay_as_they_are(dtype):
+    """Rows are whitened in place, but not those that were given."""
+    X, y = correlated(500, 3)
+    X = X.astype(dtype)
+    before = X.copy()
+    fitted(X, y, 4.0, steps=2)
+    assert np.array_equal(X, before)

@@ -105,15 +105,14 @@ class DenseRows:
 
     @quiet
     def combined(self, columns: Integers, matrix: NDArray[np.float64]) -> DenseRows:
-        """These columns v replaced by vᵀ `matrix`, the others as they are.
+        """The table with these columns v replaced by vᵀ `matrix`, in place.
 
         Guarantees
         ----------
         A row depends on that row and the matrix alone, to the last bit.
         """
-        table = scratch(self.shape, self.array.dtype)
-        combine_dense(self.array, columns, np.ascontiguousarray(matrix), table)
-        return DenseRows(table)
+        combine_dense(self.array, columns, np.ascontiguousarray(matrix))
+        return self
 
     def take(self, rows: Integers) -> DenseRows:
         """Some rows, in this order."""

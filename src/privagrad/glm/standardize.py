@@ -38,18 +38,16 @@ def standardize_dense(array: Any, centre: Vector, unit: Any, table: Any) -> None
 
 
 @kernel()
-def combine_dense(array: Any, columns: Integers, matrix: Any, table: Any) -> None:
-    """table = array with Σ_k array[i, columns[k]] matrix[k, j] in columns[j], added in this order.
+def combine_dense(table: Any, columns: Integers, matrix: Any) -> None:
+    """table[i, columns[j]] ← Σ_k table[i, columns[k]] matrix[k, j], added in this order.
 
     Sums are of doubles and rounded to the table's type.
     """
     combined = np.empty(columns.size)
-    for i in range(array.shape[0]):
-        for j in range(array.shape[1]):
-            table[i, j] = array[i, j]
+    for i in range(table.shape[0]):
         combined[:] = 0.0
         for k in range(columns.size):
-            value = np.float64(array[i, columns[k]])
+            value = np.float64(table[i, columns[k]])
             for j in range(columns.size):
                 combined[j] += value * matrix[k, j]
         for j in range(columns.size):

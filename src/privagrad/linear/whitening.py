@@ -121,7 +121,7 @@ def inverse_root(found: SecondMoments) -> NDArray[np.float64]:
 
 
 def whitened(examples: Examples, columns: Integers, matrix: NDArray[np.float64]) -> Examples:
-    """Every row with these columns v replaced by W v."""
+    """Every row with these columns v replaced by W v, in place: standardised rows are a copy."""
     if not isinstance(examples.rows, DenseRows):
         raise TypeError("Expected dense rows, found sparse ones.")
     return replace(examples, rows=examples.rows.combined(columns, matrix))
