@@ -91,7 +91,7 @@ def test_it_returns_the_mean_gradient_where_nothing_is_clipped(data, dim):
 
 def test_a_vector_depends_on_its_gradient_alone():
     rng = np.random.default_rng(0)
-    gradients, mean, matrix = rng.standard_normal((50, 9)), rng.standard_normal(9), turn(9)
+    gradients, mean, matrix = rng.standard_normal((50, 37)), rng.standard_normal(37), turn(37)
     whole = turned(gradients, mean, matrix)
     assert whole == pytest.approx((gradients - mean) @ matrix.T)
     for rows in (np.arange(50)[::-1], np.array([7]), np.arange(3, 20)):
