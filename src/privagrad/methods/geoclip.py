@@ -71,7 +71,7 @@ class GeoClip(sgd.SGD):
     """
 
     mean_memory: float = 0.99
-    covariance_memory: float = 0.9
+    covariance_memory: float = 0.99
     multiple: float = 2.0
     spread: float = 10.0
     name: ClassVar[str] = "geoclip"
