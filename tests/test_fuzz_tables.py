@@ -44,6 +44,7 @@ from privagrad.queries import calibration, moments, second_moments
 from privagrad.queries import columns as queries
 from privagrad.queries.calibration import calibrate, class_shares
 from privagrad.queries.categories import PURPOSE, discover
+from privagrad.queries.covariance import private_covariance
 from privagrad.queries.curvature import private_curvature
 from privagrad.queries.evaluation import Predicted, evaluate
 from privagrad.queries.second_moments import Factors
@@ -336,6 +337,23 @@ def ask_second_moments(case, noise, rng, source):
         second_moments.private_second_moments(examples, radius, releases, "second moments", factors)
 
 
+def ask_covariance(case, noise, rng, source):
+    """As a fit asks: NaN becomes 0 by standardisation; what was taken out is infinite."""
+    if case.layout == "csr":
+        return ask_moments(case, noise, rng, source)
+    gone, dim = np.isnan(case.X).all(axis=1), case.X.shape[1]
+    rows = case.rows(np.where(gone[:, None], np.inf, case.X).astype(case.X.dtype))
+    table = rows.standardized(rng.standard_normal(dim), 10.0 ** rng.uniform(-3, 3, dim), True)
+    table = table.without(gone)
+    chosen = np.flatnonzero(rng.random(dim + 1) < 0.7)
+    if not chosen.size:
+        chosen = np.array([dim])
+    matrix = rng.standard_normal((chosen.size, chosen.size))
+    examples = Examples(table.combined(chosen, matrix), case.y)
+    radius, releases = 10.0 ** rng.uniform(-3, 3), releases_at({"covariance": noise}, source)
+    return private_covariance(examples, chosen, radius, releases)
+
+
 def ask_columns(case, noise, rng, source):
     noises = {share.purpose: noise for share in moments.COLUMNS.shares}
     releases, always = releases_at(noises, source), bool(rng.integers(2))
@@ -443,7 +461,7 @@ def class_numbers(y: np.ndarray, classes: int) -> np.ndarray:
 
 
 QUESTIONS = [
-    ask_ranges, ask_rare, ask_moments, ask_norms, ask_second_moments, ask_columns,
+    ask_ranges, ask_rare, ask_moments, ask_norms, ask_second_moments, ask_covariance, ask_columns,
     ask_bounded_columns, ask_columns_with_blanks, ask_bounded_columns_with_blanks,
     ask_norms_of_blanks_at_centres, ask_algorithm3, ask_calibration, ask_calibration_of_classes,
     ask_curvature, ask_class_shares,

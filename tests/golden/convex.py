@@ -34,6 +34,7 @@ LOSS_OF = {
     "pagan-history": "multiclass-hinge",
     "pdp-sgd": "absolute",
     "adaclip": "logistic",
+    "geoclip": "huber",
     "gep": "hinge",
     "subspace-adagrad": "huber",
     "mirror-descent": "linear",

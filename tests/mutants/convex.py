@@ -536,9 +536,38 @@ _GRADIENT_SUMS = (
     Mutant(
         "queries of a fit see all rows of users",
         "linear/fit.py",
-        "return _Standardized(gradients.take(problem.users.chosen), trained,",
-        "return _Standardized(gradients, trained,",
+        "seen_gradients = gradients.take(problem.users.chosen)",
+        "seen_gradients = gradients",
         ("tests/estimators/test_users.py::test_every_query_counts_users[two classes]",),
+    ),
+    Mutant(
+        "the covariance sees all rows of users",
+        "linear/fit.py",
+        'seen = in_memory(examples, "users").take(problem.users.chosen)',
+        "seen = examples",
+        ("tests/estimators/test_users.py::test_every_query_counts_users[two classes]",),
+    ),
+    Mutant(
+        "the covariance has less noise than the plan pays for",
+        "linear/plan.py",
+        "shares += [COVARIANCE] * recipe.shaped(self.n, columns, self.sparse, noise)",
+        "shares += [COVARIANCE._replace(part=0.6)] * recipe.shaped(\n"
+        "            self.n, columns, self.sparse, noise\n        )",
+        ("tests/linear/test_whitening.py::test_epsilon_pays_for_it",),
+    ),
+    Mutant(
+        "rows are whitened by a product of matrices",
+        "glm/rows.py",
+        "combine_dense(self.array, columns, np.ascontiguousarray(matrix))",
+        "self.array[:, columns] = self.array[:, columns] @ matrix",
+        ("tests/linear/test_whitening.py::test_a_row_is_whitened_by_itself[float64]",),
+    ),
+    Mutant(
+        "geoclip turns gradients by a product of matrices",
+        "methods/geoclip.py",
+        "_turn(gradients, mean, np.ascontiguousarray(matrix.T), vectors)",
+        "vectors[:] = (gradients - mean) @ matrix.T",
+        ("tests/methods/test_geoclip.py::test_a_vector_depends_on_its_gradient_alone",),
     ),
     Mutant(
         "what rounding moves in the rows of other users is ignored",

@@ -18,6 +18,7 @@ from privagrad._internal.validate import Integers, Vector
 from privagrad.glm.kernels import FlatRows, add_dense, add_sparse, all_margins
 from privagrad.glm.standardize import (
     centre_dense,
+    combine_dense,
     offsets_like,
     standardize_csr,
     standardize_dense,
@@ -102,6 +103,17 @@ class DenseRows:
         table = scratch((n, dim + constant), self.array.dtype)
         standardize_dense(self.array, centre, unit.astype(table.dtype), table)
         return DenseRows(table)
+
+    @quiet
+    def combined(self, columns: Integers, matrix: NDArray[np.float64]) -> DenseRows:
+        """The table with these columns v replaced by vᵀ `matrix`, in place.
+
+        Guarantees
+        ----------
+        A row depends on that row and the matrix alone, to the last bit.
+        """
+        combine_dense(self.array, columns, np.ascontiguousarray(matrix))
+        return self
 
     def take(self, rows: Integers) -> DenseRows:
         """Some rows, in this order."""

@@ -1,4 +1,4 @@
-"""Kernels that centre and scale the columns of tables, row by row and without copies between."""
+"""Kernels that centre, scale and combine columns of tables, row by row, without copies between."""
 
 from __future__ import annotations
 
@@ -35,6 +35,23 @@ def standardize_dense(array: Any, centre: Vector, unit: Any, table: Any) -> None
             table[i, j] /= unit[j]
         for j in range(dim, table.shape[1]):
             table[i, j] = 1.0
+
+
+@kernel()
+def combine_dense(table: Any, columns: Integers, matrix: Any) -> None:
+    """table[i, columns[j]] ← Σ_k table[i, columns[k]] matrix[k, j], added in this order.
+
+    Sums are of doubles and rounded to the table's type.
+    """
+    combined = np.empty(columns.size)
+    for i in range(table.shape[0]):
+        combined[:] = 0.0
+        for k in range(columns.size):
+            value = np.float64(table[i, columns[k]])
+            for j in range(columns.size):
+                combined[j] += value * matrix[k, j]
+        for j in range(columns.size):
+            table[i, columns[j]] = combined[j]
 
 
 def standardize_csr(

@@ -28,6 +28,7 @@ from privagrad.linear.uncertainty import (
     largest_variances,
     weight_covariance,
 )
+from privagrad.linear.whitening import Whitening, learned_whitening, whitened
 from privagrad.methods import Setting
 from privagrad.methods._base import Gradients
 from privagrad.methods.loop import train
@@ -59,8 +60,8 @@ class Trace:
     columns : Columns
         What was learned of the columns.
     ellipsoid : Ellipsoid or None
-        The set that gradients of standardised columns were bounded to; None: there were none, or
-        no bound.
+        The set that gradients of standardised columns were bounded to, where these are whitened
+        those of the whitened ones; None: there were none, or no bound.
     evaluation : Evaluation or None
         How well the rows are fitted; None where that was not asked.
     factor : float
@@ -96,6 +97,7 @@ class _Standardized:
     """A problem in standardised columns and targets, and what leads back to original units.
 
     `gradients` are of the rows that queries see, `trained` of all rows, averaged over each user's.
+    Rows are whitened after they were standardised, if there is a `whitening`.
     """
 
     gradients: GlmGradients | PartitionedGradients
@@ -103,6 +105,7 @@ class _Standardized:
     columns: Columns
     centre: float
     unit: float
+    whitening: Whitening | None
 
     @property
     def row_norm(self) -> float:
@@ -110,9 +113,14 @@ class _Standardized:
         constant = self.gradients.examples.shape[1] - self.columns.unit.size
         return math.sqrt(max(float(self.columns.moments.sum()) + constant, 1.0))
 
+    def unwhitened(self, weights: Vector) -> NDArray[np.float64]:
+        """Weights of standardised columns, of shape (outputs, columns)."""
+        matrix = weights.reshape(self.gradients.outputs, -1)
+        return matrix if self.whitening is None else self.whitening.weights(matrix)
+
     def original(self, weights: Vector) -> tuple[NDArray[np.float64], Vector]:
         """Coefficients and intercepts of columns and targets in their own units."""
-        matrix = weights.reshape(self.gradients.outputs, -1) * self.unit
+        matrix = self.unwhitened(weights) * self.unit
         columns, dim = self.columns, self.columns.unit.size
         coef = matrix[:, :dim] / columns.unit
         if matrix.shape[1] == dim:
@@ -164,7 +172,9 @@ def run_fit(
     covariance = np.zeros(dim)
     if ellipsoid is not None:
         covariance = _covariance(task, setting, ellipsoid, result.last, norm, releases)
-    trained = result.last.reshape(problem.outputs, -1)
+    if task.whitening is not None:
+        covariance = task.whitening.covariance(covariance, problem.outputs)
+    trained = task.unwhitened(result.last)
     spread = coefficient_noise(covariance, trained, task.columns, task.unit, found)
     return LinearModel(*task.original(weights), task.unit, releases.report(), trace, spread)
 
@@ -267,17 +277,25 @@ def _standardize(
     centre, unit = _target(asked, releases)
     target = (centre, unit) if problem.loss.regression else None
     given = columns.centre, columns.unit, problem.intercept
-    examples = problem.examples.mapped(_in_units, *given, target).kept()
+    examples = problem.examples.mapped(_in_units, *given, target)
+    seen = examples
+    if problem.users is not None:
+        seen = in_memory(examples, "users").take(problem.users.chosen)
+    whitening = learned_whitening(seen, columns, releases)
+    if whitening is not None:
+        examples = examples.mapped(whitened, whitening.columns, whitening.matrix)
+    examples, scale = examples.kept(), (centre, unit)
     if isinstance(examples, PartitionedExamples):
         parts = PartitionedGradients(problem.loss, examples, problem.outputs)
-        return _Standardized(parts, parts, columns, centre, unit)
+        return _Standardized(parts, parts, columns, *scale, whitening)
     gradients = GlmGradients(
         problem.loss, examples.rows, examples.targets, problem.outputs, examples.left_out
     )
     if problem.users is None:
-        return _Standardized(gradients, gradients, columns, centre, unit)
+        return _Standardized(gradients, gradients, columns, *scale, whitening)
     trained = UserGradients(gradients, problem.users)
-    return _Standardized(gradients.take(problem.users.chosen), trained, columns, centre, unit)
+    seen_gradients = gradients.take(problem.users.chosen)
+    return _Standardized(seen_gradients, trained, columns, *scale, whitening)
 
 
 def _in_units(

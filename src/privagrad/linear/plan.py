@@ -17,7 +17,8 @@ from privagrad.privacy.releases import Releases
 from privagrad.privacy.sampling import Batches
 from privagrad.queries import moments
 from privagrad.queries.calibration import CALIBRATION, CLASS_SHARES
-from privagrad.queries.columns import Share, query_events
+from privagrad.queries.columns import Share, query_event, query_events
+from privagrad.queries.covariance import COVARIANCE
 from privagrad.queries.curvature import CURVATURE
 from privagrad.queries.evaluation import EVALUATION
 from privagrad.queries.moments import ColumnQueries
@@ -101,6 +102,9 @@ class PublicFacts:
             elif one is not None:
                 shares += recipe.visible(one, self.n, size, epsilon, delta)
         shares[1:1] = [moments.RARE] * self.rare
+        noise = query_event(COVARIANCE, epsilon, delta, "zero-out").noise_multiplier
+        columns = self.columns - self.indicators
+        shares += [COVARIANCE] * recipe.shaped(self.n, columns, self.sparse, noise)
         return shares + [CALIBRATION] * self.calibrated + [CLASS_SHARES] * self.balanced
 
 
@@ -195,9 +199,10 @@ def plan_fit(
         given, event = [*other_events], replace(training_event(batches), unit=unit)
         others = [*given, *_affordable(shares + [CURVATURE] * curved, epsilon, delta, unit)]
         if facts.squares:
-            # Second moments state the noise of their weights without the curvature.
+            # Second moments need no shape, and state the noise of their weights by themselves.
             once = GaussianEvent(1.0, purpose=SECOND_MOMENTS, unit=unit)
-            queries = [*given, *_affordable(shares, epsilon, delta, unit)] if curved else others
+            needed = [share for share in shares if share is not COVARIANCE]
+            queries = [*given, *_affordable(needed, epsilon, delta, unit)]
             whole = PrivacyPlan.calibrate_event(once, epsilon, delta, queries)
             if _from_moments(asked, choices, whole.noise_multiplier):
                 batches, event, others = Batches(facts.n, facts.n, 1, None), once, queries

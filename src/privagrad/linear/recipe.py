@@ -29,6 +29,10 @@ for standardised targets of a regression."""
 MANY_COLUMNS = 40
 """From so many on, the votes of a row are too many for rare columns to show among them."""
 
+_SHAPED, _MOST_SHAPED, _MOST_SHAPED_PRODUCTS = 1.5, 200, 4e9
+"""Noise in the eigenvalues of a covariance up to which it is worth its part of epsilon; up to how
+many columns, and products, it takes no longer than the training, about."""
+
 GOOD_KEPT = 0.9
 """The part of the advantage for which the needed rows are told."""
 
@@ -142,6 +146,17 @@ def limited(shares: list[Share]) -> list[Share]:
     """The queries, with smaller parts where together they would leave little for the training."""
     factor = math.sqrt(_LARGEST_TOTAL / max(sum(s.part**2 for s in shares), _LARGEST_TOTAL))
     return [Share(share.purpose, factor * share.part) for share in shares]
+
+
+def shaped(n: int, columns: int, sparse: bool, noise_multiplier: float) -> bool:
+    """Whether gradients are bounded to an ellipsoid whose axes are those of the rows' covariance.
+
+    The noise in an eigenvalue of the covariance, whose mean is 1, is about z d^1.5/n: z is the
+    noise multiplier that its part of epsilon allows. `docs/estimators.md` shows what it gains.
+    """
+    affordable = columns <= _MOST_SHAPED and n * columns**2 <= _MOST_SHAPED_PRODUCTS
+    clear = noise_multiplier * columns**1.5 <= _SHAPED * n
+    return not sparse and columns > 1 and affordable and clear
 
 
 def kept_advantage(noise: float) -> float:

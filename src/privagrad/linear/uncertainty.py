@@ -121,8 +121,8 @@ def coefficient_noise(
 
     Parameters
     ----------
-    covariance : array of shape (k d, k d) or (k d,)
-        Of the trained weights; or their variances alone.
+    covariance : array of shape (k d, k d), (k, d, d) or (k d,)
+        Of the trained weights; of each output's own weights; or their variances alone.
     weights : array of shape (k, d)
         The trained weights of k outputs, the last one of each that of the intercept if there is
         one more than columns.
@@ -152,6 +152,8 @@ def coefficient_noise(
 
 def _blocks(covariance: NDArray[np.float64], outputs: int) -> list[NDArray[np.float64]]:
     """The covariances, or variances, of each output's own weights."""
+    if covariance.ndim == 3:
+        return list(covariance)
     size = len(covariance) // outputs
     parts = [slice(k * size, (k + 1) * size) for k in range(outputs)]
     return [covariance[p] if covariance.ndim == 1 else covariance[p, p] for p in parts]

@@ -7,6 +7,7 @@ from privagrad.methods.adagrad import AdaGrad, DPAdaGrad
 from privagrad.methods.adam import Adam, DPAdam, DPAdamBC
 from privagrad.methods.disk import DiSK
 from privagrad.methods.dp2 import DP2
+from privagrad.methods.geoclip import GeoClip
 from privagrad.methods.gep import GEP
 from privagrad.methods.history import HistoryPAGAN
 from privagrad.methods.mirror_descent import MirrorDescent
@@ -33,6 +34,7 @@ METHODS: dict[str, Method] = {
         HistoryPAGAN(),
         PDPSGD(),
         AdaCliP(),
+        GeoClip(),
         GEP(),
         SubspaceAdaGrad(),
         MirrorDescent(),
