@@ -208,6 +208,11 @@ def test_columns_between_are_interpolated() -> None:
     assert predicted_error(c, 2.0, sizes) == pytest.approx(exact, rel=1e-3)
 
 
+def the_usual_ellipsoid(_: Any) -> pg.Ellipsoid:
+    ellipsoid: pg.Ellipsoid = USUAL["ellipsoid"]
+    return ellipsoid
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -218,7 +223,7 @@ def test_columns_between_are_interpolated() -> None:
         ({"method": "objective-perturbation", "ellipsoid": None}, "one sum of gradients"),
         ({"method": "pagan-history"}, "one sum of gradients"),
         ({"method": "adaclip"}, "one sum of gradients"),
-        ({"ellipsoid": lambda _: USUAL["ellipsoid"]}, "function"),
+        ({"ellipsoid": the_usual_ellipsoid}, "function"),
         ({"epsilon": math.inf}, "without noise"),
         ({"method": "adagrad", "epsilon": None}, "without noise"),
         ({"batch_size": 120}, "fewer bands"),
@@ -229,7 +234,7 @@ def test_columns_between_are_interpolated() -> None:
         ({"correlation": True}, "correlation"),
         ({"sampling": "cyclic_poisson", "correlation": None}, "sampling"),
     ],
-    ids=str,
+    ids=lambda value: ",".join(value) if isinstance(value, dict) else value,
 )
 def test_what_is_not_known_to_be_sound_is_refused(changes: dict[str, Any], message: str) -> None:
     assert METHODS

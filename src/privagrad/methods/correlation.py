@@ -23,8 +23,8 @@ def correlated(
 ) -> Batches:
     """The batches of a run within (epsilon, delta), drawn for as many bands as its noise has.
 
-    Where a method divides by the squares of its gradients, those of correlated noise, which are
-    larger, shorten its steps: "auto" then means independent noise.
+    The noise of single releases is larger than independent noise. For methods that divide by the
+    squares of their gradients "auto" means independent noise: PAGAN did worse with the other.
     """
     if correlation == "auto" and not rule.adds_up:
         return batches

@@ -83,7 +83,7 @@ class Options(TypedDict, total=False):
         the steps; 1, the default, is independent noise. Rows then take turns: a step draws from one
         of b groups, by row number, each row b times as likely. "auto" takes the b with the least
         predicted error, from public numbers alone; with a small epsilon and small batches that is
-        1, and for methods that divide by squares of noisy gradients, such as PAGAN, it always is.
+        1, and for all methods but 'dp-sgd' it always is.
         It needs memory for b - 1 numbers of 4 bytes a coordinate.
     """
 
