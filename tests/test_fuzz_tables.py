@@ -200,11 +200,11 @@ def recorded(played: Log | None = None) -> Any:
     """
     log, release = Log(), GaussianSum.release
 
-    def watched(self, total, source, pool=None):
+    def watched(self, total, source, pool=None, history=None):
         number = len(log.releases)
         log.releases.append((self, np.rint(total.memory), shape_of(total)))
         if played is None:
-            release(self, total, source, pool)
+            release(self, total, source, pool, history)
         else:
             total.memory[...] = played.given[number]
         log.given.append(total.memory.copy())
