@@ -86,7 +86,7 @@ def test_from_a_file_to_predictions(book):
     assert abs(figures["accuracy"]["value"] - test["accuracy"]["value"]) < 0.1
     purposes = [event["purpose"] for event in shown["privacy"]["events"]]
     assert purposes == [
-        "categories", "moments", "row norms", "covariance", "calibration", "evaluation",
+        "categories", "moments", "row norms", "calibration", "evaluation",
         "curvature", "gradients",
     ]  # fmt: skip
     account = book.account("people")

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -177,6 +178,22 @@ def test_it_is_chosen_from_public_facts_alone():
     with pytest.warns(UserWarning, match="are few"):
         few = pg.PrivateQuantileRegressor(0.05, steps=2, random_state=0).fit(X, y)
     assert "covariance" not in [event.purpose for event in few.privacy_.events]
+
+
+@pytest.mark.parametrize("kind", ["bounds of indicators", "one-hot columns", "one quantity"])
+def test_nothing_is_paid_where_no_columns_can_be_combined(kind):
+    """By public facts alone: then the query would be skipped, and its part of epsilon lost."""
+    X = np.random.default_rng(0).random((5000, 6))
+    more: Any = {
+        "bounds of indicators": {"bounds": (np.zeros(6), np.ones(6))},
+        "one-hot columns": {"groups": ((0, 3), (3, 6))},
+        "one quantity": {"bounds": (np.zeros(6), np.append(np.ones(5), 2.0))},
+    }[kind]
+    problem = Problem(Loss("logistic"), Examples(as_rows(X), np.ones(5000)), **more)
+    plan = plan_fit(problem.facts, 1.0, 1e-6, Choices())
+    assert "covariance" not in plan.privacy
+    without = replace(problem, bounds=None, groups=())
+    assert "covariance" in plan_fit(without.facts, 1.0, 1e-6, Choices()).privacy
 
 
 @pytest.mark.parametrize("evaluated", [False, True])

@@ -64,6 +64,37 @@ _RELEASES = (
         (f"{_DISTRIBUTED}test_processes_that_differ_are_refused_in_all",),
     ),
     Mutant(
+        "a backward pass of an earlier batch is released as the next one's",
+        "torch/per_example/tape.py",
+        "if of.batch != self._batch:",
+        "if of.batch > self._batch:",
+        (f"{_CHARGING}TestEarlierBatches::test_a_backward_pass_of_an_earlier_batch_is_refused",),
+    ),
+    Mutant(
+        "gradients of a batch wait for the next one's step",
+        "torch/charging.py",
+        "self._optimizer.tape.begin_batch()",
+        "pass",
+        (f"{_CHARGING}TestEarlierBatches::test_a_backward_pass_is_none_of_the_next_batch",),
+    ),
+    Mutant(
+        "a batch of another training passes for one's own",
+        "torch/guards/batch_tracer.py",
+        "self._number = number = next(_NUMBERS)",
+        "self._number = number = self._number + 1",
+        (
+            f"{_CHARGING}TestEarlierBatches::"
+            "test_a_batch_of_another_training_is_charged_for_all_rows",
+        ),
+    ),
+    Mutant(
+        "whoever looks at the batch sampler gives rows another number",
+        "torch/loaders.py",
+        "deque(maxlen=0)",
+        "self._notes",
+        ("tests/torch/test_correlation.py::test_whoever_looks_at_the_batch_sampler_moves_no_row",),
+    ),
+    Mutant(
         "the last row is another one under the number -1",
         "torch/loaders.py",
         "isinstance(row, numbers.Integral) and row < 0",

@@ -352,6 +352,41 @@ class TestDraws:
         assert charged(run) == 4
 
 
+class TestEarlierBatches:
+    """What was computed from a batch is none of the next one's, which pays for itself alone."""
+
+    @pytest.mark.parametrize("verify", [True, False])
+    def test_a_backward_pass_of_an_earlier_batch_is_refused(self, verify: bool) -> None:
+        run = private(noise_multiplier=1.0, poisson_sampling=True, verify=verify)
+        batches = iter(run.loader)
+        x, y = next(batches)
+        loss = F.cross_entropy(run.module(x), y)
+        next(batches)
+        with pytest.raises(RuntimeError, match="before the data loader hands out the next one"):
+            loss.backward()
+
+    @pytest.mark.parametrize("verify", [True, False])
+    def test_a_backward_pass_is_none_of_the_next_batch(self, verify: bool) -> None:
+        run = private(noise_multiplier=1.0, poisson_sampling=True, verify=verify)
+        batches = iter(run.loader)
+        x, y = next(batches)
+        F.cross_entropy(run.module(x), y).backward()
+        next(batches)
+        with pytest.raises(RuntimeError, match="found no private gradients"):
+            run.optimizer.step()
+
+    def test_a_batch_of_another_training_is_charged_for_all_rows(self) -> None:
+        run, other = (
+            private(noise_multiplier=1.0, poisson_sampling=True, batch_size=64) for _ in range(2)
+        )
+        next(iter(run.loader))
+        x, y = next(iter(other.loader))
+        assert len(x) == 64
+        with pytest.warns(UserWarning, match="as if it held all rows"):
+            run.step(F.cross_entropy, x, y)
+        assert {event.sampling for event in run.engine.accountant.events} == {None, "poisson"}
+
+
 class TestSplitBatches:
     def part(self, run: Run, rows: int) -> list[torch.Tensor]:
         """The sum of a step on the first rows alone."""

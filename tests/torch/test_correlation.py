@@ -26,7 +26,7 @@ from privagrad.privacy.mechanism import GaussianSum
 from privagrad.torch import PrivacyEngine
 from privagrad.torch.loaders import BatchMemoryManager
 from tests.statistics import FALSE_ALARM, assert_scale, scale_accepted
-from tests.torch.small import Run, private, sgd, table
+from tests.torch.small import Run, gradient_of, private, sgd, table
 
 BANDS = 3
 
@@ -114,6 +114,51 @@ def test_one_row_is_as_visible_as_the_event_says() -> None:
     assert event.rate == BANDS * batch / n
     assert stats.kstest(seen, lambda x: law(x, event.rate)).pvalue > FALSE_ALARM
     assert stats.kstest(seen, lambda x: law(x, batch / n)).pvalue < FALSE_ALARM
+
+
+def rows_released(run: Run, loader: Any = None) -> list[list[int]]:
+    """Which rows are in each release of a pass over one-hot rows that are bounded to 1."""
+    found = []
+    for x, y in run.loader if loader is None else loader:
+        run.step(F.mse_loss, x, y)
+        weight = gradient_of(run.module.weight)[0]
+        found.append(torch.nonzero(weight.abs() > 0.05).flatten().tolist())
+    return found
+
+
+def one_hot() -> tuple[nn.Linear, TensorDataset]:
+    module = nn.Linear(12, 1, bias=False)
+    module.weight.data.zero_()
+    return module, TensorDataset(100 * torch.eye(12), torch.full((12, 1), 100.0))
+
+
+def of_one_hot(**options: Any) -> Run:
+    module, data = one_hot()
+    return correlated(
+        module=module, data=data, batch_size=4, noise_multiplier=1e-3,
+        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.0), **options,
+    )  # fmt: skip
+
+
+def test_whoever_looks_at_the_batch_sampler_moves_no_row() -> None:
+    """A release has the number of the batch whose rows it is of."""
+    run, numbers = of_one_hot(), []
+    for x, y in run.loader:
+        run.step(F.mse_loss, x, y)
+        numbers.append(run.optimizer._release_sums._run.number)
+        rows = torch.nonzero(gradient_of(run.module.weight)[0].abs() > 0.05).flatten()
+        assert set((rows % BANDS).tolist()) == {numbers[-1] % BANDS}
+        sampler: Any = run.loader.batch_sampler
+        for _ in zip(range(1), sampler, strict=False):
+            pass
+    assert all(later > number for number, later in pairwise(numbers))
+
+
+def test_a_batch_of_another_training_is_none_of_this_ones() -> None:
+    run, other = of_one_hot(), of_one_hot()
+    next(iter(run.loader))
+    with pytest.raises(RuntimeError, match="found a step on a batch from elsewhere"):
+        rows_released(run, other.loader)
 
 
 def test_skipped_batches_keep_rows_apart() -> None:

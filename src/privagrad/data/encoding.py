@@ -68,7 +68,7 @@ def encoding_of(schema: Schema) -> Encoding:
     # One-hot columns hold one entry each, and columns that tell of blanks hardly any.
     places = np.array(blanks, dtype=np.int64)
     told = int(np.count_nonzero(places >= 0))
-    sparse = bool(groups) and len(schema.encoded) < _SPARSE * (len(names) - told)
+    sparse = bool(groups) and are_sparse(len(schema.encoded), len(names) - told)
     lower, upper = np.array(edges, dtype=np.float64).reshape(-1, 2).T.copy()
     limits = np.maximum(np.abs(lower), np.abs(upper))
     bounds = None
@@ -77,6 +77,11 @@ def encoding_of(schema: Schema) -> Encoding:
         bounds = (np.minimum(lower, 0.0), np.maximum(upper, 0.0)) if sparse else (lower, upper)
     limits = np.where(limits == 0, 1.0, limits)
     return Encoding(names, sparse, bounds, tuple(groups), limits, places if told else None)
+
+
+def are_sparse(entries: int, columns: int) -> bool:
+    """Whether one-hot rows with so many entries, of so many columns, are kept as sparse ones."""
+    return entries < _SPARSE * columns
 
 
 def _parts(schema: Schema) -> Iterator[tuple[Column, Column]]:

@@ -8,14 +8,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from privagrad._internal.validate import Vector
+from privagrad.data.encoding import are_sparse
 from privagrad.data.tables import Table
 from privagrad.fitting.settings import FitSettings
 from privagrad.glm.examples import Examples
-from privagrad.linear import Bounds, Problem, PublicFacts
+from privagrad.linear import Bounds, Problem, PublicFacts, quantities_of
 from privagrad.privacy.users import UserRows
 
 _GUESSED_CATEGORIES = 21
-"""Of a column whose categories are not known yet: for the size of batches alone."""
+"""Of a column whose categories are not known yet: for the plan alone."""
 
 
 def public_facts(table: Table, settings: FitSettings) -> PublicFacts:
@@ -23,13 +24,21 @@ def public_facts(table: Table, settings: FitSettings) -> PublicFacts:
     encoding, loss = table.encoding, settings.loss
     unknown = sum(name != table.target.name for name in table.counts)
     width = len(encoding.names) + _GUESSED_CATEGORIES * unknown
+    quantities = quantities_of(
+        len(encoding.names), encoding.bounds, encoding.groups, encoding.blanks
+    )
+    one_hot = sum(stop - first - 1 for first, stop in encoding.groups)
+    entries = len(encoding.names) - encoding.indicators - one_hot + unknown
+    if unknown and are_sparse(entries, width - encoding.indicators):
+        quantities = 0  # rows will be sparse, most likely
     classes = 0 if loss.regression else len(table.target.categories)
     outputs, weights = classes if classes > 2 else 1, settings.class_weights
     return PublicFacts(
         table.n, width, outputs, encoding.sparse, loss.regression, settings.intercept,
         encoding.bounds is not None, table.target.bounded,
         loss.name == "logistic" or (outputs > 1 and weights is not None),
-        isinstance(weights, str), settings.squares, encoding.indicators, table.unit,
+        isinstance(weights, str), settings.squares, encoding.indicators,
+        quantities, table.unit,
     )  # fmt: skip
 
 

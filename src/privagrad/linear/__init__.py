@@ -3,7 +3,7 @@
 from privagrad.linear.fit import LinearModel, Trace, run_fit
 from privagrad.linear.least_squares import BY_GRADIENTS, Solver
 from privagrad.linear.plan import Choices, Plan, PublicFacts, plan_fit
-from privagrad.linear.problem import Bounds, Problem
+from privagrad.linear.problem import Bounds, Problem, quantities_of
 from privagrad.linear.recipe import METHOD, default_delta, warn_if_hopeless
 
 __all__ = [
@@ -19,6 +19,7 @@ __all__ = [
     "Trace",
     "default_delta",
     "plan_fit",
+    "quantities_of",
     "run_fit",
     "warn_if_hopeless",
 ]

@@ -45,6 +45,8 @@ class PublicFacts:
     squares: Solver | None = None
     indicators: int = 0
     """Columns that say that others are missing: of each such pair a row has one entry."""
+    quantities: int = 0
+    """Columns that may be quantities: neither indicators nor categories, nor between 0 and 1."""
     unit: Unit = "row"
     """Whether n counts rows, or users."""
 
@@ -90,7 +92,10 @@ class PublicFacts:
 
     def as_wide_as(self, other: PublicFacts) -> PublicFacts:
         """These facts with the columns and outputs of others."""
-        return replace(self, columns=other.columns, outputs=other.outputs, sparse=other.sparse)
+        return replace(
+            self, columns=other.columns, outputs=other.outputs, sparse=other.sparse,
+            quantities=other.quantities,
+        )  # fmt: skip
 
     def queries(self, epsilon: float, delta: float) -> list[Share]:
         """The queries before and after the training, over all rows."""
@@ -103,8 +108,7 @@ class PublicFacts:
                 shares += recipe.visible(one, self.n, size, epsilon, delta)
         shares[1:1] = [moments.RARE] * self.rare
         noise = query_event(COVARIANCE, epsilon, delta, "zero-out").noise_multiplier
-        columns = self.columns - self.indicators
-        shares += [COVARIANCE] * recipe.shaped(self.n, columns, self.sparse, noise)
+        shares += [COVARIANCE] * recipe.shaped(self.n, self.quantities, self.sparse, noise)
         return shares + [CALIBRATION] * self.calibrated + [CLASS_SHARES] * self.balanced
 
 

@@ -98,5 +98,26 @@ class Problem:
             self.balanced,
             self.squares,
             0 if self.blanks is None else int(np.count_nonzero(self.blanks >= 0)),
+            quantities_of(columns, self.bounds, self.groups, self.blanks),
             "row" if self.users is None else "user",
         )
+
+
+def quantities_of(
+    columns: int,
+    bounds: Bounds | None,
+    groups: tuple[tuple[int, int], ...],
+    blanks: Integers | None,
+) -> int:
+    """How many columns may be quantities, from what is public.
+
+    One-hot columns are not, nor those that tell of blanks, nor those whose bounds are 0 and 1.
+    """
+    may_be = np.ones(columns, dtype=np.bool_)
+    for first, stop in groups:
+        may_be[first:stop] = False
+    if blanks is not None:
+        may_be[blanks[blanks >= 0]] = False
+    if bounds is not None:
+        may_be &= ~((bounds[0] == 0) & (bounds[1] == 1))
+    return int(np.count_nonzero(may_be))

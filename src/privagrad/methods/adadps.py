@@ -10,7 +10,9 @@ What we chose: the original estimates A² by a running mean over the gradients o
 an epoch, and no memory. Bounding g/A by an absolute constant would give radii another meaning than
 DP-SGD's: we scale the ellipsoid so that its noise has the variance of a ball of the given radius,
 summed over coordinates. The step does divide by A itself. Coordinates in which public gradients are
-0 get a floor, a part of A's root mean square. The domain's projection is in the metric A.
+0 get a floor, a part of A's root mean square, and that is at least a hundredth of what it was at
+first: where few public rows are fitted, steps would be as long as their gradients are short. The
+domain's projection is in the metric A.
 """
 
 from __future__ import annotations
@@ -27,12 +29,15 @@ from privagrad.methods._base import Method, Oracle, Setting, Shape
 from privagrad.methods._widths import FLOOR, checked_floor, ellipsoid_of, widths_of
 from privagrad.privacy.sampling import Rows
 
+_LEAST = 0.01
+
 
 @dataclass
 class _State:
     setting: Setting
     widths: Vector = field(init=False)  # A over `size`
     size: float = 1.0  # the root mean square of A
+    first: float = 0.0  # the same at first
     steps: int = 0
 
     def __post_init__(self) -> None:
@@ -82,8 +87,10 @@ class AdaDPS(Method):
         gradients = public.per_example(x, np.arange(public.n_examples))
         moments = np.mean(gradients**2, axis=0) if len(gradients) else np.zeros(x.size)
         size = math.sqrt(float(np.mean(moments)))
-        if 0 < size < math.inf:  # otherwise the public rows tell nothing at this point
-            state.widths, state.size = widths_of(moments, self.floor), size
+        if not 0 < size < math.inf:
+            return  # the public rows tell nothing at this point
+        state.first = state.first or size
+        state.widths, state.size = widths_of(moments, self.floor), max(size, _LEAST * state.first)
 
     def step(self, state: _State, x: Vector, gradient: Vector, step_size: float) -> Vector:
         x -= (step_size / state.size) * (gradient / state.widths)

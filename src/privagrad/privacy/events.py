@@ -81,6 +81,11 @@ class GaussianEvent:
         noise = validate.positive("noise_multiplier", self.noise_multiplier)
         object.__setattr__(self, "noise_multiplier", noise)
         validate.choice("unit", self.unit, UNITS)
+        if self.bands > 1 and self.unit != "row":
+            raise ValueError(
+                "Expected unit='row' with bands > 1, found 'user': rows take turns, and a user "
+                "with rows in several turns would count more than once."
+            )
         if not 0 <= self.leak < 1:
             raise ValueError(f"Expected a leak in [0, 1), found {self.leak!r}.")
         # Counts are added up: Python's integers do not wrap around, NumPy's do.

@@ -112,6 +112,7 @@ class BatchCharges:
         return self._block != before
 
     def _announce(self, part: BatchPart, batch: Any, unpadded: UnpaddedRows) -> Any:
+        self._optimizer.tape.begin_batch()
         self._optimizer.tape.drawn = part.size
         self._optimizer.begin_part(part.first, part.last, part.shares, part.number)
         return self._guard.batch(batch, part.size or 0, unpadded)

@@ -94,7 +94,9 @@ class PrivateLoader(DataLoader[Any]):
             collate = collate.collate
         if not isinstance(loader.collate_fn, CollateAny):
             options["collate_fn"] = CollateAny(collate, loader.dataset, verify)
-        super().__init__(loader.dataset, **options)
+        # Whoever looks at the batch sampler draws batches of nobody's.
+        shown = SplitBatches(batches, most, deque(maxlen=0))
+        super().__init__(loader.dataset, **{**options, "batch_sampler": shown})
         # This loader shows the data set it was given; the rows come through another.
         options["worker_init_fn"] = partial(_start_worker, loader.worker_init_fn)
         plain = collate is default_collate and _is_of_plain_tensors(loader.dataset)
@@ -118,6 +120,7 @@ class PrivateLoader(DataLoader[Any]):
                     "followed. Return tensors from collate_fn; or pass verify=False and vouch for "
                     "it."
                 )
+            self.charges.check(iterator)
             yield self.charges.hand_out(iterator, self._notes.popleft(), batch, unpadded)
             self.charges.check(iterator)
 

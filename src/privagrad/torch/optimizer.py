@@ -161,10 +161,11 @@ class PrivateOptimizer(WrappedOptimizer):
                 loss = closure()
         with torch.no_grad():
             try:
+                number = self._number
                 self._add_batch()
                 if not self.last_chunk:
                     return loss
-                self._release()
+                self._release(number)
             except BaseException:
                 # A second try must not add the same rows once more.
                 self._drop_batch()
@@ -230,6 +231,8 @@ class PrivateOptimizer(WrappedOptimizer):
 
     def _add_batch(self) -> None:
         """Bound the gradients that the last backward pass left and add them to the sums."""
+        # First, so that processes that differ refuse together.
+        radius = self._terms().max_grad_norm
         count, gradients = self.tape.collect()
         if not (self.last_chunk or self._waits):
             raise RuntimeError(
@@ -238,7 +241,6 @@ class PrivateOptimizer(WrappedOptimizer):
             )
         self._waits = False
         shares = self._take_shares(count)
-        radius = self._terms().max_grad_norm
         if not gradients:
             return
         factor = float(count) if self.loss_reduction == "mean" else 1.0
@@ -271,7 +273,7 @@ class PrivateOptimizer(WrappedOptimizer):
             )
         return shares
 
-    def _release(self) -> None:
+    def _release(self, number: int | None) -> None:
         terms = self._terms()
         adaptive = self.clipping if isinstance(self.clipping, AdaptiveClipping) else None
         count = None
@@ -281,7 +283,7 @@ class PrivateOptimizer(WrappedOptimizer):
         refuse_other_payments(self._processes, self._charge(terms.noise_multiplier))
         self.releases += 1
         totals = {name: self._sum_of(name, p) for name, p in self.tape.parameters.items()}
-        released = self._release_sums(totals, self.scales, terms, count, self._number)
+        released = self._release_sums(totals, self.scales, terms, count, number)
         factor = released.factor
         if self.loss_reduction == "mean":
             factor /= terms.expected_batch_size

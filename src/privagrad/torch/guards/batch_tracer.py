@@ -32,6 +32,9 @@ from privagrad.torch.per_example.layout import (
 )
 from privagrad.torch.per_example.tape import ForwardPass
 
+_NUMBERS = itertools.count(1)
+"""Of batches, over all trainings: the batch of one is none of another's."""
+
 
 class BatchTracer:
     """Traces the tensors of batches and outputs, and notes what leaves the trace."""
@@ -57,8 +60,7 @@ class BatchTracer:
         self._of_batch.clear()
         self._numbers.clear()
         self._reads = self._writes = False
-        self._number += 1
-        number = self._number
+        self._number = number = next(_NUMBERS)
         if not self.verify:
             return batch
         places = itertools.count()

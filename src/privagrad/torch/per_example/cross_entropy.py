@@ -305,7 +305,7 @@ class LinearCall:
     ) -> None:
         # A view: whatever the module does to x afterwards, gradients go the way of the layer's own.
         self.x, self.weight, self.bias = x.view_as(x), weight, bias
-        self._tape, self._count = tape, tape.count
+        self._tape, self._of = tape, tape.current
         self._examples, self._saved = examples, SavedInput(x)
         self._used = [self._saved, *(SavedInput(p) for p in (weight, bias) if p is not None)]
         self._logits: tuple[int, int] | None = None
@@ -361,7 +361,7 @@ class LinearCall:
             )
             return source.gradients()
 
-        self._tape.receive(self._count, per_example, factors)
+        self._tape.receive(self._of, per_example, factors)
 
 
 def memory_of(tensor: Tensor) -> tuple[int, int]:

@@ -207,20 +207,20 @@ class _Spread(torch.autograd.Function):
         layout: Layout,
         roots: tuple[Root, ...],
     ) -> Tensor:
-        ctx.tape, ctx.count = tape, tape.count
+        ctx.tape, ctx.of = tape, tape.current
         (ctx.single,), ctx.layout, ctx.roots = single, layout, roots
         return repeated.clone()
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Any:
-        own = ctx.layout.split(gradient.detach(), ctx.count)
+        own = ctx.layout.split(gradient.detach(), ctx.of.count)
         leaves = [root.leaf for root in ctx.roots]
         found = torch.autograd.grad(
             ctx.single, leaves, own, retain_graph=True, allow_unused=True, is_grads_batched=True
         )
         for root, g in zip(ctx.roots, found, strict=True):
             if g is not None:
-                ctx.tape.receive(ctx.count, root.per_example, g)
+                ctx.tape.receive(ctx.of, root.per_example, g)
         return None, None, None, None, None, None
 
 

@@ -34,6 +34,7 @@ class ForwardPass:
     that may be the same for all examples; `unknown` is whether such a one has met a tensor of which
     it is not known where it has the examples. `calls` are how many tensors a layer has observed
     before each of its calls, by its identity. `written` are the buffers that it has written to.
+    `batch` is how many batches, or parts of one, the data loader had handed out before it.
     """
 
     count: int
@@ -48,6 +49,7 @@ class ForwardPass:
     unknown: bool = False
     calls: dict[int, list[int]] = field(default_factory=dict)
     written: frozenset[str] = frozenset()
+    batch: int = 0
 
     @property
     def guessed_wrong(self) -> bool:
@@ -78,7 +80,7 @@ class Tape:
         self.guarded = self.loss_seen = self.whole_backward = False
         self.watched: set[int] = set()
         self.recorder: Any = None
-        self.current = ForwardPass(0, {})
+        self.current, self._batch = ForwardPass(0, {}), 0
         self._names = {id(parameter): name for name, parameter in parameters.items()}
         self._calls: Counter[int] = Counter()
         self.forget()
@@ -97,6 +99,11 @@ class Tape:
         self._backward: int | None = None
         self._examples = 0
 
+    def begin_batch(self) -> None:
+        """The data loader hands out another batch, or part: what passes before it leave is gone."""
+        self._batch += 1
+        self.forget()
+
     def trains(self, parameter: Tensor | None) -> bool:
         return id(parameter) in self._names
 
@@ -105,7 +112,7 @@ class Tape:
         self, count: int, layouts: dict[object, Layout | None] | None = None, recorder: Any = None
     ) -> Iterator[ForwardPass]:
         """A forward pass of `count` examples, which the recorder sees, if there is one."""
-        self.current = ForwardPass(count, layouts or {})
+        self.current = ForwardPass(count, layouts or {}, batch=self._batch)
         self.open, self.recorder = True, recorder
         self._calls.clear()
         try:
@@ -237,7 +244,7 @@ class Tape:
         if not torch.is_grad_enabled() or not self.open:
             return output
         root = torch.ones((), requires_grad=True)
-        tapped: Tensor = _Tap.apply(root, output, self, self.count, per_example, call)
+        tapped: Tensor = _Tap.apply(root, output, self, self.current, per_example, call)
         if call is not None:
             call.tapped(tapped)
         return tapped
@@ -246,10 +253,17 @@ class Tape:
         """Someone looks at the gradient of a tensor, or at its memory: it must have both."""
         self.watched.add(tensor.untyped_storage().data_ptr())
 
-    def receive(self, count: int, per_example: GradientsOf, gradient: Tensor) -> None:
-        """Take what a backward pass brings for a forward pass of `count` examples."""
-        self._refuse_other_passes(count)
-        if count:
+    def receive(self, of: ForwardPass, per_example: GradientsOf, gradient: Tensor) -> None:
+        """Take what a backward pass brings for a forward pass."""
+        if of.batch != self._batch:
+            raise RuntimeError(
+                "Expected forward pass, backward() and step() on a batch before the data loader "
+                "hands out the next one, found a backward pass of an earlier batch: its rows would "
+                "be released as if they were those of the next batch. Take the next batch after "
+                "step()."
+            )
+        self._refuse_other_passes(of.count)
+        if of.count:
             self._gradients.extend(g for g in per_example(gradient) if self.trains(g.parameter))
 
     def _refuse_other_passes(self, count: int) -> None:
@@ -353,11 +367,11 @@ class _Tap(torch.autograd.Function):
         root: Tensor,
         output: Tensor,
         tape: Tape,
-        count: int,
+        of: ForwardPass,
         per_example: GradientsOf,
         call: object,
     ) -> Tensor:
-        ctx.tape, ctx.count, ctx.per_example, ctx.call = tape, count, per_example, call
+        ctx.tape, ctx.of, ctx.per_example, ctx.call = tape, of, per_example, call
         ctx.set_materialize_grads(False)
         return output.detach()
 
@@ -365,7 +379,7 @@ class _Tap(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor | None) -> Any:
         if gradient is None:
             # Everything has gone another way.
-            ctx.tape.receive(ctx.count, lambda _: (), torch.empty(0))
+            ctx.tape.receive(ctx.of, lambda _: (), torch.empty(0))
             return None, None, None, None, None, None
-        ctx.tape.receive(ctx.count, ctx.per_example, gradient.detach())
+        ctx.tape.receive(ctx.of, ctx.per_example, gradient.detach())
         return None, gradient if ctx.needs_input_grad[1] else None, None, None, None, None

@@ -116,7 +116,7 @@ class _Run(torch.autograd.Function):
         with torch.autocast(x.device.type, enabled=False):
             gates = F.linear(x.to(w.input.dtype), w.input.detach(), bias)
             states = cell.forward(gates)
-        ctx.tape, ctx.cell, ctx.count = tape, cell, tape.count
+        ctx.tape, ctx.cell, ctx.of = tape, cell, tape.current
         ctx.saved = tape.save(x)
         ctx.set_materialize_grads(False)
         # PyTorch lets go of them after the backward pass, whoever still has the loss.
@@ -146,6 +146,6 @@ class _Run(torch.autograd.Function):
                 yield DenseGradient(w.hidden_bias, through.sum(0))
             yield from cell.other_gradients()
 
-        ctx.tape.receive(ctx.count, per_example, into)
+        ctx.tape.receive(ctx.of, per_example, into)
         dx = into @ cell.weights.input.detach() if ctx.needs_input_grad[3] else None
         return None, None, None, dx, *start
