@@ -246,10 +246,10 @@ _COSTS = (
         'noise = validate.positive("noise_multiplier", self.noise_multiplier)\n'
         '        object.__setattr__(self, "noise_multiplier", noise)\n'
         '        validate.choice("unit", self.unit, UNITS)\n'
-        "        if not 0",
+        "        if self.bands",
         'validate.positive("noise_multiplier", self.noise_multiplier)\n'
         '        validate.choice("unit", self.unit, UNITS)\n'
-        "        if not 0",
+        "        if self.bands",
         (f"{_ACCOUNTING}test_whole_numbers_are_not_under_accounted",),
     ),
     Mutant(

@@ -448,14 +448,14 @@ _BOUNDS = (
         "gradients of outputs are taken by hooks, which views lose",
         "torch/per_example/tape.py",
         (
-            "tapped: Tensor = _Tap.apply(root, output, self, self.count, per_example, call)\n"
+            "tapped: Tensor = _Tap.apply(root, output, self, self.current, per_example, call)\n"
             "        if call is not None:\n"
             "            call.tapped(tapped)\n"
             "        return tapped"
         ),
         (
-            "count, tapped = self.count, (output + 0 * root).view(output.shape)\n"
-            "        tapped.register_hook(lambda g: self.receive(count, per_example, "
+            "of, tapped = self.current, (output + 0 * root).view(output.shape)\n"
+            "        tapped.register_hook(lambda g: self.receive(of, per_example, "
             "g.detach()))\n"
             "        return tapped"
         ),
