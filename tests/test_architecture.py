@@ -29,6 +29,7 @@ FLOORS = [
     ["estimators"],
     ["experiments"],
     ["cli"],
+    ["__main__"],
 ]
 ONLY = {
     "dp_accounting": ("privacy.accounting",),

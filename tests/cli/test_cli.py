@@ -2,6 +2,8 @@
 
 import csv
 import json
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -523,6 +525,9 @@ def test_the_first_help_teaches_and_the_version_is_printed():
     for word in ("privagrad fit", "privagrad predict", "budget create", "Exit codes"):
         assert word in shown
     assert run("--version").stdout.startswith("privagrad ")
+    command = [sys.executable, "-m", "privagrad", "--version"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout == run("--version").stdout
 
 
 def test_json_is_all_that_is_printed(monkeypatch):

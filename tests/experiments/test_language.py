@@ -38,6 +38,7 @@ from privagrad.experiments.language.tables import COLUMNS, interval
 from privagrad.experiments.language.training import _factors, train
 from privagrad.experiments.language.tuning import Rung, halve, ladder, read_trials
 from privagrad.privacy.accounting import PrivacyPlan
+from privagrad.privacy.bands import Correlation
 from privagrad.privacy.events import GaussianEvent
 
 WORDS = ["the", "cat", "saw", "a", "dog", "and", "ran", "away", "from", "it", "."]
@@ -340,6 +341,38 @@ def test_recipes_grow_with_the_batch() -> None:
         assert larger.batch_size == 4 * own.batch_size
         growth = {"dp-sgd": 4.0, "pasan": 1.0, "pagan": 1.0}.get(own.kind, 2.0)
         assert larger.step_size == pytest.approx(growth * own.step_size)
+
+
+@pytest.mark.parametrize("method", ["dp-sgd", "pagan"])
+@pytest.mark.parametrize("correlation", [1, 3, "auto"])
+def test_correlated_noise_stays_in_the_budget(
+    folder: Path, tmp_path: Path, method: str, correlation: Correlation
+) -> None:
+    """And is that of the engine; "auto" follows the public rule, for plain steps alone."""
+    setting = Setting(method, 8.0, 1.0, epochs=1, batch_size=15, width=8, correlation=correlation)
+    data = texts(folder)
+    run = training._Training(setting, data, tmp_path / "correlated" / "run")
+    plain = training._Training(replace(setting, correlation=1), data, tmp_path / "plain" / "run")
+    while run.step < run.steps:
+        run.epoch(None)
+    result = run.result()
+    assert {event.bands for event in run.engine.accountant.events} == {result["bands"]}
+    assert 7.5 < result["epsilon_spent"] <= 8.0
+    if correlation == "auto":
+        assert (run.bands > 1) == (method == "dp-sgd")
+    else:
+        assert run.bands == correlation
+    assert (run.noise_multiplier > plain.noise_multiplier) == (run.bands > 1)
+
+
+@pytest.mark.parametrize("correlation", ["always", "-1", "0", "99"])
+def test_correlations_that_do_not_exist_are_refused(
+    folder: Path, tmp_path: Path, correlation: str
+) -> None:
+    command = ["reproduce", "table1", "--data-dir", str(folder), "--out", str(tmp_path)]
+    done = CliRunner().invoke(app, [*command, "--correlation", correlation])
+    assert done.exit_code == 2
+    assert "Expected" in done.output
 
 
 @pytest.mark.parametrize("start", ["words", "public"])

@@ -12,6 +12,8 @@ from privagrad.cli._output import Json, JsonObject, ReportPath, command, say, sa
 from privagrad.cli.compare import Epsilons, Out, Workers, parse_epsilons
 from privagrad.experiments.images import settings as image_settings
 from privagrad.experiments.language.settings import RECIPES, STARTS, Plan, started
+from privagrad.privacy.bands import Correlation
+from privagrad.privacy.correlation import coefficients_of
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -144,6 +146,14 @@ def table1(
     vocabulary: Annotated[
         str, typer.Option(help="The text of the vocabulary: train (NOT private), or public.")
     ] = "train",
+    correlation: Annotated[
+        str | None,
+        typer.Option(
+            help="Over how many steps the noise is correlated: a number, or auto (by a public "
+            "rule; for dp-sgd alone). Default: auto for dp-sgd+words and dp-sgd+public, 1 for "
+            "others."
+        ),
+    ] = None,
     tune: Annotated[
         float,
         typer.Option(
@@ -186,8 +196,9 @@ def table1(
     named = (started(name, start) for name in methods.split(","))
     names = tuple(validate.choice("method", name, RECIPES) for name in named)
     plan = Plan(
-        names, parse_epsilons(epsilons), epochs, seeds, batch_size, sample, quick, 60 * tune
-    )
+        names, parse_epsilons(epsilons), epochs, seeds, batch_size, sample, quick, 60 * tune,
+        _bands(correlation),
+    )  # fmt: skip
     from privagrad.experiments.downloads import fetch_wikitext2
     from privagrad.experiments.language.corpus import read_texts
     from privagrad.experiments.language.runs import run
@@ -255,6 +266,18 @@ def images(
     _print_images(rows)
     say_where(out, "images.csv", "images.md", "images.png", "images.svg")
     return rows
+
+
+def _bands(text: str | None) -> Correlation | None:
+    """A number of bands, "auto", or None."""
+    if text is None:
+        return None
+    if text == "auto":
+        return "auto"
+    if not text.isdecimal():
+        raise ValueError(f"Expected --correlation auto or a number of steps, found {text!r}.")
+    coefficients_of(int(text))  # refuses too many
+    return int(text)
 
 
 def _print_images(rows: list[JsonObject]) -> None:

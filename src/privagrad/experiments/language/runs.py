@@ -76,6 +76,7 @@ def _digest(texts: Texts) -> str:
 def _name(setting: Setting) -> str:
     parts = [setting.method, f"{setting.epsilon:g}", f"{setting.epochs}x{setting.batch_size}"]
     parts += [f"{setting.step_size:g}", f"{setting.radius:g}", setting.schedule, f"{setting.width}"]
+    parts += [] if setting.correlation == 1 else [f"correlation{setting.correlation}"]
     trial = [] if setting.sample is None else [f"trial{setting.sample}"]
     return "-".join([*parts, f"seed{setting.seed}", *trial])
 

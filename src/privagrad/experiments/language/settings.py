@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
 from privagrad._internal import validate
+from privagrad.privacy.bands import Correlation
 
 Schedule = Literal["constant", "linear", "warm-up"]
 SCHEDULES: tuple[Schedule, ...] = get_args(Schedule)
@@ -33,11 +34,13 @@ class Recipe:
     nearest epsilon is used, which is infinite for methods without privacy. The step size grows with
     batch_size ** power: a run with larger batches makes fewer steps, which must go as far. The
     power is 0 for methods that divide by the noise of all previous steps.
+    `correlation` is that of the noise over steps.
     """
 
     steps: tuple[tuple[float, int, float], ...]
     schedule: Schedule = "linear"
     power: float = 1.0
+    correlation: Correlation = 1
 
     @property
     def private(self) -> bool:
@@ -60,10 +63,14 @@ RECIPES = {
     "dp-sgd": Recipe(((3.0, 250, 7.0), (1.0, 250, 4.5), (0.5, 250, 3.5))),
     "pasan": Recipe(((3.0, 250, 0.122), (1.0, 250, 0.12), (0.5, 250, 0.1)), power=0.0),
     "pagan": Recipe(((3.0, 250, 0.2), (1.0, 250, 0.22), (0.5, 250, 0.15)), power=0.0),
-    "dp-sgd+words": Recipe(((3.0, 500, 16.0), (1.0, 1000, 16.0), (0.5, 1000, 12.0))),
+    "dp-sgd+words": Recipe(
+        ((3.0, 500, 16.0), (1.0, 1000, 16.0), (0.5, 1000, 12.0)), correlation="auto"
+    ),
     "pasan+words": Recipe(((3.0, 500, 0.06), (1.0, 1000, 0.05), (0.5, 1000, 0.06)), power=0.0),
     "pagan+words": Recipe(((3.0, 500, 0.15), (1.0, 1000, 0.16), (0.5, 1000, 0.14)), power=0.0),
-    "dp-sgd+public": Recipe(((3.0, 2000, 14.0), (1.0, 2000, 9.0), (0.5, 2000, 6.0))),
+    "dp-sgd+public": Recipe(
+        ((3.0, 2000, 14.0), (1.0, 2000, 9.0), (0.5, 2000, 6.0)), correlation="auto"
+    ),
     "pasan+public": Recipe(((3.0, 2000, 0.04), (1.0, 2000, 0.05), (0.5, 2000, 0.06)), power=0.0),
     "pagan+public": Recipe(((3.0, 2000, 0.04), (1.0, 2000, 0.04), (0.5, 2000, 0.04)), power=0.0),
     "sgd": Recipe(((math.inf, 25, 10.0),), power=0.5),
@@ -79,7 +86,8 @@ class Setting:
 
     `step_size` is the largest; PASAN's is the length of a step over the square root of the number
     of parameters. `radius` bounds every example's gradient; without privacy, the mean gradient. A
-    trial has `sample` examples a step: see `training.train`.
+    trial has `sample` examples a step: see `training.train`. `correlation` is over how many steps
+    noise is correlated; "auto": as the public rule says.
     """
 
     method: str
@@ -92,6 +100,7 @@ class Setting:
     seed: int = 0
     width: int = PAPER_WIDTH
     sample: int | None = None
+    correlation: Correlation = 1
 
     def __post_init__(self) -> None:
         validate.choice("method", self.method, RECIPES)
@@ -123,6 +132,7 @@ class Plan:
     Every setting is run `seeds` times, with each method's own batches if no `batch_size` is given.
     With `sample` trials are made instead of runs, and `quick` means a small model on the beginning
     of the texts. `tuning_seconds` are shared equally by all methods and epsilons; 0: no tuning.
+    `correlation` replaces that of each private method.
     """
 
     methods: tuple[str, ...] = ("dp-sgd", "pasan", "pagan", "sgd", "adagrad")
@@ -133,6 +143,7 @@ class Plan:
     sample: int | None = None
     quick: bool = False
     tuning_seconds: float = 0.0
+    correlation: Correlation | None = None
 
     def settings(self) -> list[Setting]:
         """Every run, seed by seed, so that early results cover all methods."""
@@ -149,6 +160,8 @@ class Plan:
         step_size = recipe.step_size(epsilon, PAPER_BATCH_SIZE if self.quick else size)
         setting = Setting(method, epsilon, step_size, schedule=recipe.schedule, seed=seed)
         setting = replace(setting, epochs=self.epochs, batch_size=size, sample=self.sample)
+        if recipe.private:
+            setting = replace(setting, correlation=self.correlation or recipe.correlation)
         if self.quick:
             return replace(setting, batch_size=50, width=32, epochs=min(self.epochs, 2))
         return setting

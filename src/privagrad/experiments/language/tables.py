@@ -12,7 +12,9 @@ from privagrad.experiments.language.corpus import LENGTH, Sequences, Texts
 from privagrad.experiments.language.settings import PAPER_WIDTH, SHAPED
 from privagrad.experiments.language.tuning import Trial, price
 from privagrad.experiments.plots import COLOURS, figure, save
-from privagrad.privacy.events import GaussianEvent
+from privagrad.privacy.bands import with_bands
+from privagrad.privacy.events import training_event
+from privagrad.privacy.sampling import Batches
 
 if TYPE_CHECKING:
     from matplotlib.lines import Line2D
@@ -40,8 +42,8 @@ _STARTS = {"random": "", "words": ", word frequencies", "public": ", from the pu
 _LINES = {"random": "-", "words": "--", "public": ":"}
 
 COLUMNS = (
-    "method", "epsilon", "seed", "epochs", "step_size", "radius", "valid_perplexity",
-    "test_perplexity", "epsilon_spent", "seconds",
+    "method", "epsilon", "seed", "epochs", "step_size", "radius", "bands",
+    "valid_perplexity", "test_perplexity", "epsilon_spent", "seconds",
 )  # fmt: skip
 
 
@@ -116,7 +118,8 @@ def _prices(trials: list[Trial], rows: list[Row], examples: int) -> list[str]:
         if own and math.isfinite(epsilon):
             batch = min(row["batch_size"], examples)
             noise, steps = row["noise_multiplier"], row["steps_made"]
-            final = GaussianEvent(noise, steps, "poisson", examples, batch)
+            batches = with_bands(Batches(examples, batch, steps), row["bands"])
+            final = training_event(batches, noise)
             notes.append(
                 f"- {_label(row)}: {len(own)} trials and the run itself, epsilon "
                 f"{price(own, final, DELTA):.3g} instead of {epsilon:g}"

@@ -22,10 +22,13 @@ from privagrad.experiments.language.pretraining import Report
 from privagrad.experiments.language.public import ellipsoid_of, public_model, start_from_words
 from privagrad.experiments.language.settings import Schedule, Setting
 from privagrad.privacy.accounting import PrivacyPlan
-from privagrad.privacy.events import GaussianEvent
+from privagrad.privacy.bands import choose_bands, with_bands
+from privagrad.privacy.events import training_event
+from privagrad.privacy.sampling import Batches
 from privagrad.torch.adaptive_sgd import AdaptiveSGD
 from privagrad.torch.engine import PrivacyEngine
 from privagrad.torch.loaders import BatchMemoryManager
+from privagrad.torch.turns import MOST_IN_MEMORY
 
 _WARM_UP = 0.1
 """The share of the steps in which the warm-up schedule rises."""
@@ -44,6 +47,7 @@ class RunResult(TypedDict):
     test_perplexity: float | None
     epsilon_spent: float
     noise_multiplier: float
+    bands: int
     steps_made: int
     seconds: float
 
@@ -92,7 +96,8 @@ class _Training:
         self.engine = PrivacyEngine()
         self.started = time.monotonic()
         done, self.curve, self.seconds_before = _progress(self.checkpoint)
-        self.noise_multiplier = self._calibrated() if setting.private else 0.0
+        factors = _factors(setting.schedule, self.steps)
+        self.bands, self.noise_multiplier = self._calibrated(factors)
         if setting.private:
             scales = ellipsoid_of(setting, texts, folder.parent)
             self._make_private(scales, done, taken / self.batch)
@@ -100,15 +105,23 @@ class _Training:
         self.step = done * self.steps_per_epoch
         dim = sum(parameter.numel() for parameter in self.model.parameters())
         length = setting.step_size * (math.sqrt(dim) if setting.kind == "pasan" else 1.0)
-        self.step_sizes = [length * factor for factor in _factors(setting.schedule, self.steps)]
+        self.step_sizes = [length * factor for factor in factors]
         if done:
             self._restore()
 
-    def _calibrated(self) -> float:
-        """The noise multiplier of the run, also for a trial."""
-        rows = len(self.loader.dataset)
-        planned = GaussianEvent(1.0, self.steps, "poisson", rows, self.batch)
-        return PrivacyPlan.calibrate_event(planned, self.setting.epsilon, DELTA).noise_multiplier
+    def _calibrated(self, step_sizes: list[float]) -> tuple[int, float]:
+        """The bands and the noise multiplier of the run, also for a trial."""
+        setting = self.setting
+        if not setting.private:
+            return 1, 0.0
+        batches = Batches(len(self.loader.dataset), self.batch, self.steps)
+        budget, correlation = (setting.epsilon, DELTA), setting.correlation
+        if correlation == "auto" and setting.kind != "dp-sgd":
+            correlation = 1
+        sizes = np.array(step_sizes)
+        bands = choose_bands(correlation, batches, *budget, sizes, (), MOST_IN_MEMORY)
+        planned = training_event(with_bands(batches, bands))
+        return bands, PrivacyPlan.calibrate_event(planned, *budget).noise_multiplier
 
     def _make_private(self, ellipsoid: dict[str, Tensor] | None, done: int, share: float) -> None:
         setting = self.setting
@@ -119,6 +132,7 @@ class _Training:
             noise_multiplier=share * self.noise_multiplier,
             max_grad_norm=setting.radius,
             ellipsoid=ellipsoid,
+            correlation=self.bands,
             # Another stream after every interruption: no noise is used twice.
             random_state=np.random.default_rng([setting.seed, done]),
         )
@@ -185,6 +199,7 @@ class _Training:
             "test_perplexity": None if texts.test is None else perplexity(model, texts.test),
             "epsilon_spent": self.cost(),
             "noise_multiplier": self.noise_multiplier,
+            "bands": self.bands,
             "steps_made": self.steps,
             "seconds": self.seconds(),
         }
