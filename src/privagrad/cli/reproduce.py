@@ -150,8 +150,7 @@ def table1(
         str | None,
         typer.Option(
             help="Over how many steps the noise is correlated: a number, or auto (by a public "
-            "rule; for dp-sgd alone). Default: auto for dp-sgd+words and dp-sgd+public, 1 for "
-            "others."
+            "rule; for dp-sgd alone). Default: auto for dp-sgd+words, 1 for others."
         ),
     ] = None,
     tune: Annotated[
