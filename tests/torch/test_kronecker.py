@@ -135,6 +135,7 @@ class TestFunction:
         assert list(folded.state_dict()) == list(module.state_dict())
         torch.testing.assert_close(folded.state_dict(), module.state_dict(), rtol=1e-4, atol=1e-5)
         assert all(p.requires_grad for p in folded.parameters())
+        assert not any(part.training for part in fold(made.eval()).modules())
 
     def test_weights_can_be_read(self) -> None:
         """PyTorch's transformer layers do so in eval mode."""
