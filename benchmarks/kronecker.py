@@ -27,8 +27,8 @@ class Contestant(NamedTuple):
     """`probes`: where the factors come from; none: a ball."""
 
     probes: str = ""
-    power: float = 0.5
-    damping: float = 1.0
+    damping: float = 0.1
+    sides: str = "inputs"
     dp_kfc: bool = False
 
 
@@ -36,8 +36,9 @@ CONTESTANTS = {
     "ball": Contestant(),
     "public": Contestant("public"),
     "pink": Contestant("pink"),
-    "public, DP-KFC": Contestant("public", 1.0, dp_kfc=True),
-    "pink, DP-KFC": Contestant("pink", 1.0, dp_kfc=True),
+    "public, both sides": Contestant("public", sides="both"),
+    "public, DP-KFC": Contestant("public", 0.01, "both", dp_kfc=True),
+    "pink, DP-KFC": Contestant("pink", 0.01, "both", dp_kfc=True),
 }
 NETWORKS = {
     "mlp": lambda: nn.Sequential(
@@ -96,7 +97,7 @@ class Task(NamedTuple):
                 x, y = pink_noise(PUBLIC, x.shape[1:]), torch.randint(0, 10, (PUBLIC,))
             batches = zip(x.split(250), y.split(250), strict=True)
             module = precondition(
-                module, batches, power=contestant.power, damping=contestant.damping
+                module, batches, damping=contestant.damping, sides=contestant.sides
             )
         optimizer = torch.optim.SGD(module.parameters(), lr=step)
         if contestant.dp_kfc:
@@ -147,5 +148,5 @@ def run(arguments: list[str]) -> dict[str, object]:
             "step": best, "mean": statistics.mean(accuracies), "deviation": spread,
             "accuracies": accuracies, "seconds": statistics.median(seconds), "tried": tried,
         }  # fmt: skip
-        print(f"{name:16} step {best:5g}   {statistics.mean(accuracies):6.2f} ± {spread:.2f} %")
+        print(f"{name:19} step {best:5g}   {statistics.mean(accuracies):6.2f} ± {spread:.2f} %")
     return {"network": options.network, "epsilon": options.epsilon, "table": table}
