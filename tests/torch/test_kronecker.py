@@ -444,6 +444,13 @@ class TestProbes:
         counts = torch.bincount(tokens.flatten(), minlength=20)
         assert float(counts[0] / counts[9]) == pytest.approx(10, rel=0.1)
 
+    def test_shapes_that_cannot_be(self) -> None:
+        for shape in [(28, 28), (1, 1, 1), (0, 4, 4)]:
+            with pytest.raises(ValueError, match="two pixels or more"):
+                pink_noise(3, shape)
+        with pytest.raises(ValueError, match="Expected vocabulary >= 1"):
+            zipf_tokens(3, 4, 0)
+
     def test_a_generator_repeats_them(self) -> None:
         for draw in (lambda g: pink_noise(3, (1, 4, 4), g), lambda g: zipf_tokens(3, 4, 5, g)):
             first, second = (draw(torch.Generator().manual_seed(1)) for _ in range(2))
