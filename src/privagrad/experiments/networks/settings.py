@@ -5,14 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-Shape = Literal["ball", "pasan", "pagan", "adadps", "scale-then-privatize"]
+Shape = Literal["ball", "pasan", "pagan", "widths", "scale-then-privatize"]
 """The ellipsoid: C = 1, the paper's powers of the second moments, σ⁻², or 1/v of Adam."""
-Steps = Literal["sgd", "momentum", "adam", "adam-bc", "adagrad", "adaptive-sgd", "divided"]
-"""The optimizer: `divided` is SGD whose steps are divided by the widths of the ellipsoid."""
+Steps = Literal[
+    "sgd", "momentum", "adam", "adam-bc", "adagrad", "adaptive-sgd",
+    "divided", "whitened", "adam-whitened",
+]  # fmt: skip
+"""The optimizer. `divided` is SGD whose gradients are divided by the widths of the ellipsoid;
+`whitened` are those in the coordinates in which the ellipsoid is a ball."""
 Filter = Literal["none", "low-pass", "kalman"]
 
-STEP_SIZES = (0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0)
-"""In units in which a first step of 1 changes the loss of a typical public example by about 1."""
+_ADAM_STEP_SIZES = (0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0)
+_STEP_SIZES = (0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0)
 RADIUS_FACTORS = (0.1, 0.5, 2.0)
 """Multiples of the median norm of the public gradients at the start, in the method's own shape."""
 
@@ -45,6 +49,20 @@ class NetworkMethod:
     private: bool = True
 
     @property
+    def step_sizes(self) -> tuple[float, ...]:
+        """What is tried, as many for every optimizer; Adam's best ones are smaller.
+
+        In units in which a first step of 1 changes the loss of a typical public example by about 1.
+        """
+        adam = self.steps in ("adam", "adam-bc", "adam-whitened")
+        return _ADAM_STEP_SIZES if adam else _STEP_SIZES
+
+    @property
+    def scaled(self) -> bool:
+        """Whether the optimizer uses the widths of the ellipsoid."""
+        return self.steps in ("divided", "whitened", "adam-whitened")
+
+    @property
     def public_shape(self) -> bool:
         """Whether public rows determine the ellipsoid."""
         return self.shape != "ball" and self.given == "public rows"
@@ -56,6 +74,7 @@ def _public(steps: Steps, shape: Shape = "ball", standardised: bool = False) -> 
 
 NETWORK_METHODS = {
     "adam": NetworkMethod("adam", private=False),
+    "adam-standardised": NetworkMethod("adam", standardised=True, private=False),
     "dp-sgd": NetworkMethod("sgd"),
     "dp-sgd-momentum": NetworkMethod("momentum"),
     "dp-sgd-low-pass": NetworkMethod("sgd", filter="low-pass"),
@@ -68,12 +87,13 @@ NETWORK_METHODS = {
     "pagan-adam": _public("adam", "pagan"),
     "pasan-learned": NetworkMethod("adaptive-sgd", "pasan"),
     "pagan-learned": NetworkMethod("adagrad", "pagan"),
-    "adadps": _public("divided", "adadps"),
+    "adadps": _public("divided", "widths"),
+    "dp-sgd-whitened": _public("whitened", "widths"),
+    "dp-adam-whitened": _public("adam-whitened", "widths"),
     "scale-then-privatize": NetworkMethod("adam", "scale-then-privatize"),
     "dp-sgd-standardised": _public("sgd", standardised=True),
     "dp-adam-standardised": _public("adam", standardised=True),
-    "pagan-standardised": _public("adagrad", "pagan", standardised=True),
-    "adadps-standardised": _public("divided", "adadps", standardised=True),
+    "pagan-adam-standardised": _public("adam", "pagan", standardised=True),
     "scale-then-privatize-standardised": NetworkMethod(
         "adam", "scale-then-privatize", "public rows", standardised=True
     ),
@@ -81,3 +101,12 @@ NETWORK_METHODS = {
 """Methods of other papers, each by `privagrad.torch` or as in `privagrad.methods`: DP-AdamBC (Tang
 et al. 2024), the low-pass filter of DOPPLER (Zhang et al. 2024), the Kalman filter (the idea of
 DiSK, Zhang et al. 2024), AdaDPS (Li et al. 2022), scale-then-privatize (Ganesh et al. 2025)."""
+
+DEFAULT_METHODS = "adam,dp-sgd,dp-adam,pagan,pagan-adam,scale-then-privatize"
+
+
+def methods_for(columns: bool) -> tuple[str, ...]:
+    """The methods for a task; only raw columns can be standardised."""
+    return tuple(
+        name for name, method in NETWORK_METHODS.items() if columns or not method.standardised
+    )

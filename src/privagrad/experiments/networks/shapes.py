@@ -31,7 +31,9 @@ class GradientSizes(NamedTuple):
     squared_norm: float
     absolute_sum: float
     divided: float
-    """Of Σ g²/width, with the ellipsoid's widths C^(-1/2)."""
+    """Of Σ g²/w, with the ellipsoid's widths w = C^(-1/2)."""
+    whitened_sum: float
+    """Of Σ |g|/w."""
 
 
 def gradient_sizes(
@@ -50,7 +52,7 @@ def gradient_sizes(
     squares = flat.square()
     sizes = (
         (squares * scale).sum(1).sqrt(), squares.sum(1), flat.abs().sum(1),
-        (squares * scale.sqrt()).sum(1),
+        (squares * scale.sqrt()).sum(1), (flat.abs() * scale.sqrt()).sum(1),
     )  # fmt: skip
     return GradientSizes(*(float(size.median()) for size in sizes))
 
@@ -73,6 +75,10 @@ def first_step_size(method: NetworkMethod, sizes: GradientSizes, radius_factor: 
         return 1 / sizes.absolute_sum
     if method.steps == "adaptive-sgd":
         return 1 / sizes.squared_norm**0.5
+    if method.steps == "adam-whitened":
+        return 1 / sizes.whitened_sum
+    if method.steps == "whitened":
+        return 1 / (kept * sizes.own_norm**2)
     if method.steps == "divided":
         return 1 / (kept * sizes.divided)
     momentum = 0.1 if method.steps == "momentum" else 1.0

@@ -106,6 +106,21 @@ def _raw_columns(_: Path | None) -> Task:
     return _split("raw-columns", plain * units, y, held_out, (64, 32))
 
 
+def _decaying_columns(_: Path | None) -> Task:
+    """60 columns in one unit whose scales fall as 1/rank; a nonlinear target of all of them.
+
+    As in Section 5.1 of the paper, every column's weights are of one size, so that columns of small
+    scale matter little. The target is a random network of 12 tanh units plus Laplace noise.
+    """
+    rng = np.random.default_rng(0)
+    n, held_out, dim, bends = 21_000, 4000, 60, 12
+    X = rng.standard_normal((n + 2 * held_out, dim)) / np.arange(1, dim + 1)
+    directions = rng.choice([-1.0, 1.0], (dim, bends))
+    y = np.tanh(X @ directions) @ rng.choice([-1.0, 1.0], bends)
+    y += rng.laplace(0, 0.1, len(y))
+    return _split("decaying-columns", X, y, held_out, (64, 32))
+
+
 def _housing(folder: Path | None) -> Task:
     """California housing in its own units; the places as indicators; blanks are 0."""
     path = data_file("housing", folder)
@@ -164,6 +179,7 @@ def _split(name: str, X: Vector, y: Vector, held_out: int, hidden: tuple[int, ..
 
 _TASKS: dict[str, Callable[[Path | None], Task]] = {
     "raw-columns": _raw_columns,
+    "decaying-columns": _decaying_columns,
     "housing": _housing,
     "digits": _digits,
 }

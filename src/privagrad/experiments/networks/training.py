@@ -115,7 +115,7 @@ class _Training:
 
     def _make_private(self) -> None:
         method, trial = self.method, self.trial
-        following = method.shape if method.shape not in ("ball", "adadps") else None
+        following = method.shape if method.shape not in ("ball", "widths") else None
         self.module, self.optimizer, self.loader = self.engine.make_private_with_epsilon(
             module=self.model,
             optimizer=self.optimizer,
@@ -136,8 +136,11 @@ class _Training:
         return [self.public]
 
     def _look_at_public(self) -> None:
-        """AdaDPS: the ellipsoid and the divisors from the public rows at the current weights."""
-        if self.method.shape != "adadps":
+        """The ellipsoid and its widths from the public rows at the current weights.
+
+        In whitened coordinates they stay as they are at the first weights.
+        """
+        if not self.method.scaled or (self._first_size and self.method.steps != "divided"):
             return
         self.twin.load_state_dict(self.model.state_dict())
         moments = second_moments(self.twin, self._public_batches(), loss_of, floor=_MOMENT_FLOOR)
@@ -146,8 +149,10 @@ class _Training:
         size = max(size / self._first_size, _LEAST)
         parameters = self.optimizer.tape.parameters
         self.optimizer.scales = given_scales({k: w**-2 for k, w in widths.items()}, parameters)
-        inner = self.optimizer.original_optimizer
-        inner.divisors = {parameters[name]: size * width for name, width in widths.items()}
+        factor = size if self.method.steps == "divided" else 1.0
+        self.optimizer.original_optimizer.widths = {
+            parameters[name]: factor * width for name, width in widths.items()
+        }
 
     def run(self) -> float:
         """Train with steps that fall linearly to 0; returns the epsilon that was spent."""
