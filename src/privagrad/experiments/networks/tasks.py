@@ -35,7 +35,8 @@ class Task:
     """Rows in four parts, and a network for them.
 
     `widths` are those of all layers of the network, inputs and outputs included. `unit` is the
-    score of a mean loss of 1: targets are in public units. `batch_size` and `steps` are defaults.
+    score of a mean loss of 1: targets are in public units. `own_units`: columns are in units of
+    different size. `batch_size` and `steps` are defaults.
     """
 
     name: str
@@ -46,6 +47,7 @@ class Task:
     validation: Part
     test: Part
     unit: float = 1.0
+    own_units: bool = False
     batch_size: int = 1000
     steps: int = 200
 
@@ -103,7 +105,7 @@ def _raw_columns(_: Path | None) -> Task:
     inner = plain @ (directions / np.sqrt(3 * np.square(directions).sum(axis=0)))
     y = np.tanh(2 * inner) @ rng.choice([-1.0, 1.0], bends) + np.abs(inner[:, 0]) * 2
     y += rng.laplace(0, 0.1, len(y))
-    return _split("raw-columns", plain * units, y, held_out, (64, 32))
+    return replace(_split("raw-columns", plain * units, y, held_out, (64, 32)), own_units=True)
 
 
 def _decaying_columns(_: Path | None) -> Task:
@@ -137,7 +139,8 @@ def _housing(folder: Path | None) -> Task:
     values = np.array([float(line[_HOUSING_VALUE]) for line in lines])
     X = np.concatenate([np.array(numbers), np.array(places)], axis=1)
     order = np.random.default_rng(0).permutation(len(X))
-    return _split("housing", X[order], values[order], len(X) // 10, (64, 32))
+    found = _split("housing", X[order], values[order], len(X) // 10, (64, 32))
+    return replace(found, own_units=True)
 
 
 def _digits(folder: Path | None) -> Task:

@@ -67,8 +67,8 @@ def _task(problem: NetworkProblem, standardised: bool) -> Task:
 def make_network(task: Task, divide: bool) -> nn.Sequential:
     """Linear layers with ReLU between them.
 
-    With `divide` the first weights are divided by the public scales of the columns: raw and
-    standardised columns start from networks alike.
+    With `divide` the first weights are divided by the public scales of the columns: columns in
+    units of their own and standardised ones start from networks alike.
     """
     layers: list[nn.Module] = []
     for inputs, outputs in zip(task.widths, task.widths[1:], strict=False):
@@ -90,8 +90,7 @@ class _Training:
 
     def __post_init__(self) -> None:
         trial, method, task = self.trial, self.method, self.task
-        raw = task.loss == "absolute" and not method.standardised
-        self.model = make_network(task, divide=raw)
+        self.model = make_network(task, divide=task.own_units and not method.standardised)
         self.module: nn.Module = self.model
         self.twin = copy.deepcopy(self.model)  # stays plain: for public rows
         self.public = _tensors(task.public)
