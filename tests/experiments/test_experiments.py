@@ -19,13 +19,12 @@ from privagrad.experiments.arena import (
     STEP_SIZES,
     VARIANTS,
     Conditions,
-    Trial,
-    _grid,
-    median_band,
+    ConvexComparison,
     recorded_steps,
     run_trial,
 )
 from privagrad.experiments.problems import BUILT_IN, load_problem
+from privagrad.experiments.ring import Trial, median_band
 from privagrad.experiments.tasks import run_tasks
 
 SMALL = replace(
@@ -107,9 +106,9 @@ def test_every_variant_runs_on_every_built_in_problem(problem, name):
 
 def test_every_variant_gets_the_same_grid():
     """Only methods without privacy have no radii, and those of one step no schedules."""
-    conditions = Conditions("sparse-text", (1.0,), schedules=("constant", "linear"))
+    rules = ConvexComparison(Conditions("sparse-text", (1.0,), schedules=("constant", "linear")))
     settings = {
-        name: {(t.step_size, t.radius_factor, t.schedule) for t in _grid(conditions, name, 1.0)}
+        name: {(t.step_size, t.radius_factor, t.schedule) for t in rules.grid(name, 1.0)}
         for name in VARIANTS
     }
     whole = set(product(STEP_SIZES, RADIUS_FACTORS, ("constant", "linear")))

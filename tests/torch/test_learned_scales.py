@@ -194,7 +194,7 @@ class TestFollowingEllipsoid:
         )  # fmt: skip
 
     def test_shape_is_that_of_the_convex_method_on_released_gradients_alone(self) -> None:
-        """Equal to `methods.scale_then_privatize`, computed from what was released: nothing else."""
+        """Equal to `methods.scale_then_privatize`, from what was released and nothing else."""
         run = self.run_of(max_grad_norm=2.0)
         squares, steps = np.zeros(1200), 0
         for _ in range(5):

@@ -45,7 +45,7 @@ def compare(
     problem: Annotated[
         str,
         typer.Argument(
-            help="A convex problem: absolute-regression, sparse-text, or a .csv, .parquet or LIBSVM "
+            help="Convex: absolute-regression, sparse-text, or a .csv, .parquet or LIBSVM "
             "file of numbers. A network: decaying-columns, raw-columns, housing or digits."
         ),
     ] = "absolute-regression",
@@ -126,7 +126,7 @@ def compare(
 
     budgets = parse_epsilons(epsilons)
     if problem in NETWORKS:
-        refused = {"--target": target, "--box": box, "--schedules": schedules}
+        refused: dict[str, object] = {"--target": target, "--box": box, "--schedules": schedules}
         _refuse_for_networks(problem, refused)
         comparison, names = _networks(
             problem, methods, data_dir, epsilons=budgets, delta=delta, batch_size=batch_size,

@@ -1,4 +1,4 @@
-"""`privagrad compare`: methods on one problem, or one network, under equal conditions, as a table and a plot."""
+"""`privagrad compare`: methods on one problem under equal conditions, as a table and a plot."""
 
 from __future__ import annotations
 

@@ -59,9 +59,7 @@ QUICK = replace(
 
 def run(out: Path, settings: Conditions = FULL, workers: int | None = None) -> dict[str, object]:
     """Tune, run, write CSV, plots and settings into `out`; returns what `figure1.json` holds."""
-    found = tune_and_run(
-        ConvexComparison(settings), LABELS, out / "figure1.journal.jsonl", workers
-    )
+    found = tune_and_run(ConvexComparison(settings), LABELS, out / "figure1.journal.jsonl", workers)
     # Every panel shows methods without privacy too.
     results = {
         (epsilon, name): found[name, epsilon if VARIANTS[name].private else math.inf]

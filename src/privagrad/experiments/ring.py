@@ -77,26 +77,31 @@ Results = dict[tuple[str, float], Result]
 
 
 class Comparison(Protocol):
-    """What differs between comparisons.
+    """What differs between comparisons."""
 
-    Attributes
-    ----------
-    epsilons : tuple of float
-        At which every private variant is tuned and run.
-    runs, points : int
-        Of each variant's best setting; recorded points of each run.
-    title, measure : str
-        What is solved, and what is measured.
-    run_trial : callable
-        Runs a trial; a function of a module, so that other processes can call it.
-    """
+    @property
+    def epsilons(self) -> tuple[float, ...]:
+        """At which every private variant is tuned and run."""
 
-    epsilons: tuple[float, ...]
-    runs: int
-    points: int
-    title: str
-    measure: str
-    run_trial: Callable[[Trial], Outcome]
+    @property
+    def runs(self) -> int:
+        """Of each variant's best setting."""
+
+    @property
+    def points(self) -> int:
+        """Recorded points of each run."""
+
+    @property
+    def title(self) -> str:
+        """What is solved."""
+
+    @property
+    def measure(self) -> str:
+        """What is measured, over the reference."""
+
+    @property
+    def run_trial(self) -> Callable[[Trial], Outcome]:
+        """Runs a trial; a function of a module, so that other processes can call it."""
 
     def private(self, variant: str) -> bool:
         """Whether a variant is private."""

@@ -198,8 +198,8 @@ def choose_ellipsoid(
     if validate.choice("ellipsoid", choice, (*SCALE_POWERS, FOLLOWING)) == FOLLOWING:
         if public_loader is not None:
             raise ValueError(
-                f"Expected no public_loader with ellipsoid={FOLLOWING!r}, found one: this ellipsoid "
-                "follows the private gradients alone. Leave public_loader out."
+                f"Expected no public_loader with ellipsoid={FOLLOWING!r}, found one: this "
+                "ellipsoid follows the private gradients alone. Leave public_loader out."
             )
         return TrainingEllipsoid(ball, FollowingEllipsoid())
     power = SCALE_POWERS[choice]

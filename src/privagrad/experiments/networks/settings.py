@@ -67,7 +67,7 @@ class NetworkMethod:
     @property
     def public_shape(self) -> bool:
         """Whether public rows determine the ellipsoid."""
-        return self.shape != "ball" and self.given == "public rows"
+        return self.shape in ("pasan", "pagan", "widths") and self.given == "public rows"
 
 
 def _public(steps: Steps, shape: Shape = "ball", standardised: bool = False) -> NetworkMethod:

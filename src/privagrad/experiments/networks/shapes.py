@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -74,7 +75,7 @@ def first_step_size(method: NetworkMethod, sizes: GradientSizes, radius_factor: 
     if method.steps in ("adam", "adam-bc", "adagrad"):
         return 1 / sizes.absolute_sum
     if method.steps == "adaptive-sgd":
-        return 1 / sizes.squared_norm**0.5
+        return 1 / math.sqrt(sizes.squared_norm)
     if method.steps == "adam-whitened":
         return 1 / sizes.whitened_sum
     if method.steps == "whitened":

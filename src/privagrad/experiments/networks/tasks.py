@@ -164,7 +164,11 @@ def _digits(folder: Path | None) -> Task:
 
 def _split(name: str, X: Vector, y: Vector, held_out: int, hidden: tuple[int, ...]) -> Task:
     """Test rows, validation rows, public rows, private rows; the target in public units."""
-    test, validation, rest = slice(held_out), slice(held_out, 2 * held_out), slice(2 * held_out, None)
+    test, validation, rest = (
+        slice(held_out),
+        slice(held_out, 2 * held_out),
+        slice(2 * held_out, None),
+    )
     shown = max(1, round(PUBLIC_SHARE * len(X[rest])))
     public, private = slice(2 * held_out, 2 * held_out + shown), slice(2 * held_out + shown, None)
     middle = float(np.median(y[public]))

@@ -26,7 +26,7 @@ from privagrad.experiments.networks.tasks import NetworkProblem, Part, Task, loa
 from privagrad.experiments.ring import Outcome, Trial
 from privagrad.torch.engine import PrivacyEngine
 from privagrad.torch.moments import second_moments
-from privagrad.torch.scales import Scale, given_scales
+from privagrad.torch.scales import given_scales
 
 _LEAST = 0.01
 """AdaDPS's A has at least this part of its first size: as in `privagrad.methods.adadps`."""
@@ -163,7 +163,8 @@ class _Training:
                 for group in self.optimizer.param_groups:
                     group["lr"] = self.step_size * (1 - done / steps)
                 self.optimizer.zero_grad()
-                loss_of(self.module(X), y).backward()
+                loss: Any = loss_of(self.module(X), y)
+                loss.backward()
                 self.optimizer.step()
                 done += 1
         return self.engine.get_epsilon(self.trial.delta) if self.method.private else math.inf
