@@ -16,6 +16,7 @@ Steps = Literal[
 Filter = Literal["none", "low-pass", "kalman"]
 
 _ADAM_STEP_SIZES = (0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0)
+_WHITENED_ADAM_STEP_SIZES = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
 _SGD_STEP_SIZES = (0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)
 _STEP_SIZES = (0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0)
 RADIUS_FACTORS = (0.1, 0.5, 2.0)
@@ -51,13 +52,15 @@ class NetworkMethod:
 
     @property
     def step_sizes(self) -> tuple[float, ...]:
-        """What is tried, as many for every optimizer; those of Adam and plain SGD are smaller.
+        """What is tried: as many for every optimizer, in the range where it is good.
 
         In units in which a first step of 1 changes the loss of a typical public example by about 1.
         """
-        if self.steps in ("adam", "adam-bc", "adam-whitened"):
+        if self.steps == "adam-whitened":
+            return _WHITENED_ADAM_STEP_SIZES
+        if self.steps in ("adam", "adam-bc"):
             return _ADAM_STEP_SIZES
-        return _SGD_STEP_SIZES if self.steps == "sgd" else _STEP_SIZES
+        return _SGD_STEP_SIZES if self.steps in ("sgd", "whitened") else _STEP_SIZES
 
     @property
     def scaled(self) -> bool:
