@@ -25,6 +25,7 @@ from privagrad.torch.damping import damp_steps, start_from_counts, word_shares
 from privagrad.torch.engine import PrivacyEngine
 from privagrad.torch.filters import KalmanFilter, LowPassFilter
 from privagrad.torch.guards.constants import public
+from privagrad.torch.kronecker import dp_kfc_steps, fold, precondition
 from privagrad.torch.loaders import BatchMemoryManager
 from privagrad.torch.module import PrivateModule
 from privagrad.torch.moments import second_moments
@@ -33,6 +34,7 @@ from privagrad.torch.optimizer import PrivateOptimizer
 from privagrad.torch.per_example.linear_cross_entropy import LinearCrossEntropy
 from privagrad.torch.per_example_loss import PerExampleLoss
 from privagrad.torch.poisson_loader import DPDataLoader
+from privagrad.torch.probes import pink_noise, zipf_tokens
 from privagrad.torch.schedules import (
     ExponentialGradClip,
     ExponentialNoise,
@@ -74,11 +76,16 @@ __all__ = [
     "StepNoise",
     "UnsupportedModuleError",
     "damp_steps",
+    "dp_kfc_steps",
+    "fold",
     "get_noise_multiplier",
+    "pink_noise",
+    "precondition",
     "public",
     "second_moments",
     "start_from_counts",
     "word_shares",
+    "zipf_tokens",
 ]
 
 

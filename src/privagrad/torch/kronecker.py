@@ -1,0 +1,234 @@
+"""An ellipsoid with axes of any direction in every layer: Kronecker factors from public data."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from privagrad._internal import validate
+from privagrad.torch.kronecker_factors import kronecker_factors
+from privagrad.torch.kronecker_layers import KINDS, KroneckerLayer
+from privagrad.torch.module import PrivateForward, PrivateModule
+from privagrad.torch.moments import second_moments
+from privagrad.torch.unwrapped import PrivateHooks
+
+
+def precondition(
+    module: nn.Module,
+    public_loader: Iterable[Any],
+    criterion: Callable[[Any, Any], Tensor] | None = None,
+    *,
+    power: float = 0.5,
+    damping: float = 0.01,
+    largest: int = 2048,
+    loss_reduction: str = "mean",
+    batch_first: bool = True,
+) -> nn.Module:
+    """A copy of the module that is the same function, with layers in whitened coordinates.
+
+    For the weight W of a layer, with the bias as its last column, let A = E[a aᵀ] be the second
+    moments of its inputs (of windows of them, for convolutions) and S = E[δ δᵀ] those of the
+    gradients of its outputs, on public batches. The layer becomes W = L W' R with fixed
+    L ~ (S + γ)^(-power/2) and R ~ (A + γ)^(-power/2). W' is trained. An example's gradient G of W
+    is Lᵀ G Rᵀ as one of W', so that a ball for W' is an ellipsoid for W, whose axes are Kronecker
+    products of the eigenvectors of S and A; a step by g of W' moves W by L g R. Call `make_private`
+    with the result as for any module, and `fold` after the training.
+
+    nn.Linear, nn.Conv2d without groups, and `LinearCrossEntropy` (without L) are preconditioned.
+    All else stays as it is: other layers, subclasses, layers that are frozen, share a parameter
+    with another module or have hooks.
+
+    Parameters
+    ----------
+    module : Module
+        Not private yet. It stays as it is. Make the optimizer of the result's parameters.
+    public_loader : iterable
+        Batches (inputs, targets) of PUBLIC data, or of synthetic inputs such as `pink_noise` with
+        random targets. They are kept in memory.
+    criterion, loss_reduction, batch_first : callable, str, bool
+        See `second_moments`.
+    power : float
+        1 makes the gradients of W' white on the public batches, as far as A ⊗ S is their
+        covariance. 1/2 and 2/3 are the powers of "pasan" and "pagan". Small powers are near a ball.
+    damping : float
+        γ, over the mean eigenvalue.
+    largest : int
+        Sides of more inputs or outputs than this have no factor, whose memory grows with the square
+        and whose time with the cube of their size.
+
+    Returns
+    -------
+    Module
+        Every layer's gradients of W' have the mean squared norm that those of W have on the
+        public batches, so that max_grad_norm means what it means without factors.
+
+    Guarantees
+    ----------
+    None is needed. L and R depend on public batches and on the module alone, and the result is a
+    module like any other: `make_private` bounds gradients of W' and adds noise to their sum.
+    """
+    validate.positive("power", power)
+    validate.positive("damping", damping)
+    validate.integer("largest", largest)
+    _refuse_prepared(module)
+    batches = list(public_loader)
+    if not batches:
+        raise ValueError("Expected public batches, found none in public_loader.")
+    made, twin = copy.deepcopy(module), copy.deepcopy(module)
+    plain = {path: made.get_submodule(path) for path in _supported(made)}
+    factors = kronecker_factors(
+        twin, {path: twin.get_submodule(path) for path in plain}, batches, criterion,
+        largest=largest, loss_reduction=loss_reduction, batch_first=batch_first,
+    )  # fmt: skip
+    layers = {
+        path: KINDS[type(layer)](layer, *factors[path].roots(power, damping))
+        for path, layer in plain.items()
+    }
+    made = _with_parts(made, {id(layer): layers[path] for path, layer in plain.items()})
+    squares = partial(
+        _mean_squares, batches=batches, criterion=criterion, loss_reduction=loss_reduction,
+        batch_first=batch_first,
+    )  # fmt: skip
+    before = squares(module, {path: path for path in layers})
+    after = squares(made, {path: f"{path}.core".lstrip(".") for path in layers})
+    for path, layer in layers.items():
+        layer.rescale(math.sqrt(before[path] / after[path]))
+    return made
+
+
+def fold(module: nn.Module | PrivateHooks) -> nn.Module:
+    """A copy of a preconditioned module with plain layers, W = L W' R: the same function.
+
+    Its state dict is that of the module that `precondition` was given.
+
+    Parameters
+    ----------
+    module : Module or PrivateHooks
+        What `precondition` or `make_private` returned. A copy of a private module is not private.
+    """
+    if isinstance(module, PrivateModule):
+        module = module.to_standard_module()
+    made = copy.deepcopy(module.module if isinstance(module, PrivateHooks) else module)
+    parts = {id(part): part.fold() for part in made.modules() if isinstance(part, KroneckerLayer)}
+    if not parts:
+        raise ValueError(
+            "Expected a module from precondition(), found one without preconditioned layers: it is "
+            "plain already."
+        )
+    return _with_parts(made, parts)
+
+
+def dp_kfc_steps(optimizer: Optimizer, module: nn.Module) -> None:
+    """From now on every step moves W, not W', by the private gradient of W'.
+
+    With ``precondition(..., power=1)`` and plain SGD these are the steps of DP-KFC (Molina et al.
+    2026, arXiv 2605.13418): per-example gradients U_S G U_A with inverse square roots U are
+    bounded in norm, and W moves by their noisy sum. The noise in W is then isotropic. Factors are
+    those of `precondition`; they are not renewed during the training.
+
+    Parameters
+    ----------
+    optimizer : Optimizer
+        Before `make_private`; linear in gradients, such as SGD with or without momentum.
+    module : Module
+        From `precondition`.
+    """
+    maps: dict[nn.Parameter, Callable[[Tensor], Tensor]] = {}
+    for part in module.modules():
+        if isinstance(part, KroneckerLayer):
+            maps.update((p, part.unwhitening()) for p in part.core.parameters())
+    if not maps:
+        raise ValueError(
+            "Expected a module from precondition(), found one without preconditioned layers."
+        )
+
+    @torch.no_grad()
+    def unwhiten(*_: Any) -> None:
+        for parameter, unwhitened in maps.items():
+            if parameter.grad is not None:
+                parameter.grad = unwhitened(parameter.grad)
+
+    optimizer.register_step_pre_hook(unwhiten)
+
+
+def _refuse_prepared(module: nn.Module) -> None:
+    for part in module.modules():
+        forward = vars(part).get("forward")
+        private = isinstance(forward, PrivateForward) and forward.tape.parameters
+        if private or isinstance(part, PrivateModule):
+            raise ValueError(
+                "Expected a module that is not private yet, found a private one: precondition() "
+                "comes before make_private()."
+            )
+        if isinstance(part, KroneckerLayer):
+            raise ValueError(
+                "Expected a module without preconditioned layers, found some: fold() it first."
+            )
+
+
+def _supported(module: nn.Module) -> list[str]:
+    """The paths of the layers that have factors."""
+    owners = Counter(
+        id(p) for part in module.modules() for p in part._parameters.values() if p is not None
+    )
+    found, left = [], []
+    for path, layer in module.named_modules():
+        own = [p for p in layer._parameters.values() if p is not None]
+        reason = _reason(layer, own, owners) if own else None
+        if reason is not None:
+            left.append(f"{path or 'the module itself'}: {type(layer).__name__} {reason}")
+        elif own:
+            found.append(path)
+    if not found:
+        raise ValueError(
+            "Expected layers that can be preconditioned, found none:\n  "
+            + "\n  ".join(left or ["no parameters at all"])
+            + "\nTrain the module without precondition()."
+        )
+    return found
+
+
+def _reason(layer: nn.Module, own: list[nn.Parameter], owners: Mapping[int, int]) -> str | None:
+    """Why a layer stays as it is."""
+    if type(layer) not in KINDS or "weight" not in layer._parameters:
+        return f"is none of {', '.join(kind.__name__ for kind in KINDS)}."
+    if isinstance(layer, nn.Conv2d) and layer.groups != 1:
+        return "has groups."
+    if not all(p.requires_grad for p in own):
+        return "is frozen, or a part of it."
+    if any(owners[id(p)] > 1 for p in own):
+        return "shares a parameter with another module."
+    if layer._forward_hooks or layer._forward_pre_hooks or layer._backward_hooks:
+        return "has hooks, which would be lost."
+    return None
+
+
+def _mean_squares(
+    module: nn.Module, prefixes: Mapping[str, str], *, batches: Iterable[Any], **options: Any
+) -> dict[str, float]:
+    """E‖g‖² of the parameters of each layer on public batches."""
+    criterion = options.pop("criterion")
+    moments = second_moments(module, batches, criterion, floor=1e-9, per="tensor", **options)
+    return {
+        path: sum(float(m.sum()) for name, m in moments.items() if name.rpartition(".")[0] == own)
+        for path, own in prefixes.items()
+    }
+
+
+def _with_parts(module: nn.Module, parts: Mapping[int, nn.Module]) -> nn.Module:
+    """The module with others in the place of some of its parts, wherever they are used."""
+    if id(module) in parts:
+        return parts[id(module)]
+    for path, child in list(module.named_modules(remove_duplicate=False)):
+        if id(child) in parts:
+            parent, _dot, name = path.rpartition(".")
+            setattr(module.get_submodule(parent), name, parts[id(child)])
+    return module
