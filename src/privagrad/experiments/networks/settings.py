@@ -9,17 +9,18 @@ Shape = Literal["ball", "pasan", "pagan", "widths", "scale-then-privatize"]
 """The ellipsoid: C = 1, the paper's powers of the second moments, σ⁻², or 1/v of Adam."""
 Steps = Literal[
     "sgd", "momentum", "adam", "adam-bc", "adagrad", "adaptive-sgd",
-    "divided", "whitened", "adam-whitened",
+    "divided", "whitened", "adam-whitened", "kfc",
 ]  # fmt: skip
 """The optimizer. `divided` is SGD whose gradients are divided by the widths of the ellipsoid;
-`whitened` are those in the coordinates in which the ellipsoid is a ball."""
+`whitened` are those in the coordinates in which the ellipsoid is a ball; `kfc` is SGD with the
+steps of DP-KFC."""
 Filter = Literal["none", "low-pass", "kalman"]
 
 _ADAM_STEP_SIZES = (0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0)
 _WHITENED_ADAM_STEP_SIZES = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
 _SGD_STEP_SIZES = (0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)
 _STEP_SIZES = (0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0)
-RADIUS_FACTORS = (0.1, 0.5, 2.0)
+RADIUS_FACTORS = (0.5, 2.0)
 """Multiples of the median norm of the public gradients at the start, in the method's own shape."""
 
 
@@ -37,6 +38,9 @@ class NetworkMethod:
         What it is given besides private rows: "nothing" or "public rows".
     filter : str
         Of the private gradients, before the optimizer.
+    kronecker : float
+        The power of `privagrad.torch.precondition`: its ellipsoids have axes of any direction in
+        every layer. 0: none.
     standardised : bool
         Whether columns are first centred and divided by their deviations in the public rows.
     private : bool
@@ -47,6 +51,7 @@ class NetworkMethod:
     shape: Shape = "ball"
     given: Literal["nothing", "public rows"] = "nothing"
     filter: Filter = "none"
+    kronecker: float = 0.0
     standardised: bool = False
     private: bool = True
 
@@ -60,7 +65,7 @@ class NetworkMethod:
             return _WHITENED_ADAM_STEP_SIZES
         if self.steps in ("adam", "adam-bc"):
             return _ADAM_STEP_SIZES
-        return _SGD_STEP_SIZES if self.steps in ("sgd", "whitened") else _STEP_SIZES
+        return _SGD_STEP_SIZES if self.steps in ("sgd", "whitened", "kfc") else _STEP_SIZES
 
     @property
     def scaled(self) -> bool:
@@ -96,6 +101,8 @@ NETWORK_METHODS = {
     "dp-sgd-whitened": _public("whitened", "widths"),
     "dp-adam-whitened": _public("adam-whitened", "widths"),
     "scale-then-privatize": NetworkMethod("adam", "scale-then-privatize"),
+    "dp-kfc": NetworkMethod("kfc", given="public rows", kronecker=1.0),
+    "kronecker-adam": NetworkMethod("adam", given="public rows", kronecker=0.5),
     "dp-sgd-standardised": _public("sgd", standardised=True),
     "dp-adam-standardised": _public("adam", standardised=True),
     "pagan-adam-standardised": _public("adam", "pagan", standardised=True),
@@ -105,7 +112,8 @@ NETWORK_METHODS = {
 }
 """Methods of other papers, each by `privagrad.torch` or as in `privagrad.methods`: DP-AdamBC (Tang
 et al. 2024), the low-pass filter of DOPPLER (Zhang et al. 2024), the Kalman filter (the idea of
-DiSK, Zhang et al. 2024), AdaDPS (Li et al. 2022), scale-then-privatize (Ganesh et al. 2025)."""
+DiSK, Zhang et al. 2024), AdaDPS (Li et al. 2022), scale-then-privatize (Ganesh et al. 2025), DP-KFC
+(Molina et al. 2026, here with factors from the public rows)."""
 
 DEFAULT_METHODS = "adam,dp-sgd,dp-adam,pagan,pagan-adam,scale-then-privatize"
 

@@ -158,7 +158,7 @@ def _digits(folder: Path | None) -> Task:
         private=part(tuning.images[shown:], tuning.labels[shown:]),
         public=part(tuning.images[:shown], tuning.labels[:shown]),
         validation=part(tuning.test_images, tuning.test_labels),
-        test=part(test.images, test.labels), batch_size=2000,
+        test=part(test.images, test.labels), batch_size=2000, steps=100,
     )  # fmt: skip
 
 

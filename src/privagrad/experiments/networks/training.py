@@ -25,6 +25,7 @@ from privagrad.experiments.networks.shapes import (
 from privagrad.experiments.networks.tasks import NetworkProblem, Part, Task, load_task
 from privagrad.experiments.ring import Outcome, Trial
 from privagrad.torch.engine import PrivacyEngine
+from privagrad.torch.kronecker import dp_kfc_steps, precondition
 from privagrad.torch.moments import second_moments
 from privagrad.torch.scales import given_scales
 
@@ -90,15 +91,21 @@ class _Training:
 
     def __post_init__(self) -> None:
         trial, method, task = self.trial, self.method, self.task
-        self.model = make_network(task, divide=task.own_units and not method.standardised)
-        self.module: nn.Module = self.model
-        self.twin = copy.deepcopy(self.model)  # stays plain: for public rows
         self.public = _tensors(task.public)
+        self.model: nn.Module = make_network(task, task.own_units and not method.standardised)
+        if method.kronecker:
+            self.model = precondition(
+                self.model, self._public_batches(), loss_of, power=method.kronecker
+            )
+        self.module = self.model
+        self.twin = copy.deepcopy(self.model)  # stays plain: for public rows
         self.loader: Any = DataLoader(
             TensorDataset(*_tensors(task.private)), trial.batch_size, shuffle=True
         )
         self.epochs = max(1, round(trial.steps / len(self.loader)))
         self.optimizer = make_optimizer(method, self.model.parameters())
+        if method.steps == "kfc":
+            dp_kfc_steps(self.optimizer, self.model)
         self.engine = PrivacyEngine()
         if method.private:
             self._make_private()
