@@ -3,6 +3,7 @@
 import csv
 import json
 import math
+import time
 from dataclasses import replace
 from itertools import product
 
@@ -81,6 +82,21 @@ def test_a_finished_task_is_not_run_again(tmp_path):
 
 def _refuse(task):
     raise AssertionError("this outcome is in the journal")
+
+
+def test_after_a_failure_tasks_that_have_not_begun_are_not_run(tmp_path):
+    tasks = [(number, tmp_path) for number in range(300)]
+    with pytest.raises(RuntimeError, match="the first one fails"):
+        run_tasks(_fail_first, tasks, tmp_path / "journal.jsonl", "running", workers=1)
+    assert len(list(tmp_path.glob("*.done"))) < 299
+
+
+def _fail_first(task):
+    number, folder = task
+    if number == 0:
+        raise RuntimeError("the first one fails")
+    time.sleep(0.05)
+    (folder / f"{number}.done").touch()
 
 
 @pytest.mark.parametrize("runs", [5, 10, 30, 101])
