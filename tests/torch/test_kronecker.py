@@ -84,7 +84,7 @@ MODULES: list[Callable[[], nn.Module]] = [dense, convolutional, Words]
 def prepared(make: Callable[[], nn.Module], **options: Any) -> tuple[nn.Module, nn.Module, Batches]:
     module = make()
     batches = batches_for(module)
-    return module, precondition(module, batches, **options), batches
+    return module, precondition(module, batches, **{"sides": "both", **options}), batches
 
 
 def parts(module: nn.Module) -> list[KroneckerLayer]:
@@ -110,18 +110,19 @@ class TestFunction:
         sizes=st.lists(st.integers(1, 9), min_size=2, max_size=4),
         bias=st.booleans(),
         power=st.sampled_from([0.5, 2 / 3, 1.0]),
+        sides=st.sampled_from(["inputs", "both"]),
         largest=st.sampled_from([3, 2048]),
         scale=st.sampled_from([1e-3, 1.0, 1e3]),
         seed=st.integers(0, 2**32),
     )
     def test_is_unchanged_in_any_architecture(
-        self, sizes: list[int], bias: bool, power: float, largest: int, scale: float, seed: int
+        self, sizes: list[int], bias: bool, scale: float, seed: int, **options: Any
     ) -> None:
         torch.manual_seed(seed)
         layers = [nn.Linear(a, b, bias) for a, b in itertools.pairwise(sizes)]
         module = nn.Sequential(*layers)
         x, y = scale * torch.randn(20, sizes[0]), torch.randn(20, sizes[-1])
-        made = precondition(module, [(x, y)], power=power, largest=largest)
+        made = precondition(module, [(x, y)], **options)
         expected = module(x).detach()
         for same in (made, fold(made)):
             error = float((same(x).detach() - expected).abs().max())
@@ -135,6 +136,7 @@ class TestFunction:
         assert list(folded.state_dict()) == list(module.state_dict())
         torch.testing.assert_close(folded.state_dict(), module.state_dict(), rtol=1e-4, atol=1e-5)
         assert all(p.requires_grad for p in folded.parameters())
+        assert not any(part.training for part in fold(made.eval()).modules())
 
     def test_weights_can_be_read(self) -> None:
         """PyTorch's transformer layers do so in eval mode."""
@@ -206,7 +208,7 @@ class TestGeometry:
     def test_public_gradients_of_outputs_are_white(self) -> None:
         module = nn.Linear(5, 3)
         batches = [(x, torch.randn(len(x), 3)) for x, _ in batches_for(dense())]
-        made = precondition(module, batches, power=1.0, damping=1e-9)
+        made = precondition(module, batches, sides="both", damping=1e-9)
         seen: list[Any] = []
         core = made.get_submodule("core")
 
@@ -250,7 +252,7 @@ class TestTraining:
         """L⁻¹ ΔW R⁻¹ is N(0, (z B/b)²) in each coordinate: ΔW has covariance L Lᵀ ⊗ Rᵀ R."""
         module = nn.Linear(19, 20)
         x, y = torch.randn(64, 19) @ torch.randn(19, 19), torch.randint(0, 20, (64,))
-        made = precondition(module, [(x, y)], power=1.0)
+        made = precondition(module, [(x, y)], sides="both")
         assert isinstance(made, KroneckerLinear)
         before = torch.cat([made.weight, made.bias[:, None]], 1).detach().double()  # type: ignore[index]
         run = private(
@@ -299,7 +301,7 @@ class TestTraining:
 
     def test_checkpoints_restore_the_factors(self, tmp_path: Any) -> None:
         _, made, batches = prepared(dense)
-        other = precondition(dense(), batches, power=1.0)
+        other = precondition(dense(), batches, sides="both", power=0.5)
         first, second = private(made), private(other)
         first.epoch()
         path = tmp_path / "state.pt"
@@ -318,6 +320,10 @@ class TestTraining:
         expected = outputs(made, batches)
         torch.testing.assert_close(outputs(fold(hooks), batches), expected)
         torch.testing.assert_close(outputs(fold(made), batches), expected)
+
+    def test_inputs_alone_are_whitened_unless_told_otherwise(self) -> None:
+        _, made, _ = prepared(convolutional, sides="inputs")
+        assert all(part.left is None and part.right is not None for part in parts(made))
 
     def test_large_sides_have_no_factor(self) -> None:
         _, made, batches = prepared(dense, largest=6)
@@ -403,6 +409,8 @@ class TestRefusals:
             precondition(module, [(torch.full_like(x, torch.nan), y) for x, y in batches])
         module.get_submodule("2").get_parameter("weight").data.zero_()
         with pytest.raises(ValueError, match="gradients of the outputs of layer 0"):
+            precondition(module, batches, sides="both")
+        with pytest.raises(ValueError, match="gradients of layer 0 other than 0"):
             precondition(module, batches)
 
     @pytest.mark.parametrize("option", ["power", "damping", "largest"])
@@ -435,6 +443,13 @@ class TestProbes:
         assert tokens.shape == (2000, 50)
         counts = torch.bincount(tokens.flatten(), minlength=20)
         assert float(counts[0] / counts[9]) == pytest.approx(10, rel=0.1)
+
+    def test_shapes_that_cannot_be(self) -> None:
+        for shape in [(28, 28), (1, 1, 1), (0, 4, 4)]:
+            with pytest.raises(ValueError, match="two pixels or more"):
+                pink_noise(3, shape)
+        with pytest.raises(ValueError, match="Expected vocabulary >= 1"):
+            zipf_tokens(3, 4, 0)
 
     def test_a_generator_repeats_them(self) -> None:
         for draw in (lambda g: pink_noise(3, (1, 4, 4), g), lambda g: zipf_tokens(3, 4, 5, g)):

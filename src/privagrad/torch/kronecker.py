@@ -20,14 +20,18 @@ from privagrad.torch.module import PrivateForward, PrivateModule
 from privagrad.torch.moments import second_moments
 from privagrad.torch.unwrapped import PrivateHooks
 
+_UNSEEN = 1e-15
+"""Smaller parts of the gradients' mean square are rounding."""
+
 
 def precondition(
     module: nn.Module,
     public_loader: Iterable[Any],
     criterion: Callable[[Any, Any], Tensor] | None = None,
     *,
-    power: float = 0.5,
-    damping: float = 0.01,
+    power: float = 1.0,
+    damping: float = 0.1,
+    sides: str = "inputs",
     largest: int = 2048,
     loss_reduction: str = "mean",
     batch_first: bool = True,
@@ -56,10 +60,13 @@ def precondition(
     criterion, loss_reduction, batch_first : callable, str, bool
         See `second_moments`.
     power : float
-        1 makes the gradients of W' white on the public batches, as far as A ⊗ S is their
-        covariance. 1/2 and 2/3 are the powers of "pasan" and "pagan". Small powers are near a ball.
+        With both sides and little damping 1 makes the gradients of W' white on the public batches,
+        as far as A ⊗ S is their covariance; 1/2 and 2/3 are the powers of "pasan" and "pagan".
+        Small powers are near a ball.
     damping : float
-        γ, over the mean eigenvalue.
+        γ, over the largest eigenvalue.
+    sides : {"inputs", "both"}
+        "inputs": L is the identity, so that only inputs are whitened. "both": Kronecker factors.
     largest : int
         Sides of more inputs or outputs than this have no factor, whose memory grows with the square
         and whose time with the cube of their size.
@@ -77,6 +84,7 @@ def precondition(
     """
     validate.positive("power", power)
     validate.positive("damping", damping)
+    validate.choice("sides", sides, ("inputs", "both"))
     validate.integer("largest", largest)
     _refuse_prepared(module)
     batches = list(public_loader)
@@ -86,7 +94,7 @@ def precondition(
     plain = {path: made.get_submodule(path) for path in _supported(made)}
     factors = kronecker_factors(
         twin, {path: twin.get_submodule(path) for path in plain}, batches, criterion,
-        largest=largest, loss_reduction=loss_reduction, batch_first=batch_first,
+        sides=sides, largest=largest, loss_reduction=loss_reduction, batch_first=batch_first,
     )  # fmt: skip
     layers = {
         path: KINDS[type(layer)](layer, *factors[path].roots(power, damping))
@@ -100,6 +108,12 @@ def precondition(
     before = squares(module, {path: path for path in layers})
     after = squares(made, {path: f"{path}.core".lstrip(".") for path in layers})
     for path, layer in layers.items():
+        if before[path] < _UNSEEN * max(before.values()):
+            raise ValueError(
+                f"Expected gradients of layer {path} other than 0 on the public batches, found "
+                "none: give layers after it weights other than 0, or freeze the layer with "
+                "requires_grad_(False)."
+            )
         layer.rescale(math.sqrt(before[path] / after[path]))
     return made
 
@@ -129,10 +143,10 @@ def fold(module: nn.Module | PrivateHooks) -> nn.Module:
 def dp_kfc_steps(optimizer: Optimizer, module: nn.Module) -> None:
     """From now on every step moves W, not W', by the private gradient of W'.
 
-    With ``precondition(..., power=1)`` and plain SGD these are the steps of DP-KFC (Molina et al.
+    With ``precondition(..., sides="both")`` and SGD these are the steps of DP-KFC (Molina et al.
     2026, arXiv 2605.13418): per-example gradients U_S G U_A with inverse square roots U are
-    bounded in norm, and W moves by their noisy sum. The noise in W is then isotropic. Factors are
-    those of `precondition`; they are not renewed during the training.
+    bounded in norm, and W moves by their noisy sum, so that the noise in W is isotropic. Factors
+    are those of `precondition`, which keep each layer's size; they are not renewed during training.
 
     Parameters
     ----------

@@ -19,7 +19,7 @@ from privagrad.torch.per_example.linear_cross_entropy import LinearCrossEntropy
 
 @dataclass
 class Factors:
-    """Sums of a aᵀ and δ δᵀ at one layer, for A = E[a aᵀ] and S = E[δ δᵀ]; None: too large.
+    """Sums of a aᵀ and δ δᵀ at one layer, for A = E[a aᵀ] and S = E[δ δᵀ]; None: left out.
 
     a is the layer's input, or a window of it, with a 1 behind where the layer has a bias; δ is
     the gradient of the output there. `count` and `outputs` are how many there were.
@@ -52,18 +52,17 @@ class Factors:
     ) -> Tensor | None:
         if total is None:
             return None
-        mean = total / max(count, 1)
-        typical = float(mean.diagonal().mean())
-        if not (typical > 0 and math.isfinite(typical)):
+        size = float(total.trace()) / max(count, 1)
+        if not (size > 0 and math.isfinite(size)):
             raise ValueError(
                 f"Expected {what} of layer {self.path} with a finite mean square above 0 on the "
-                f"public batches, found {typical:g}: check the public data and the loss, give "
+                f"public batches, found {size:g}: check the public data and the loss, give "
                 "layers after it weights other than 0, or freeze the layer with "
                 "requires_grad_(False)."
             )
-        values, vectors = torch.linalg.eigh(mean / typical)
+        values, vectors = torch.linalg.eigh(total / total.trace())
         # Rounding may leave eigenvalues below 0.
-        powers = (values.clamp(min=0.0) + damping) ** (-power / 2)
+        powers = (values.clamp(min=0.0) / values[-1] + damping) ** (-power / 2)
         return (vectors * powers) @ vectors.T
 
 
@@ -73,12 +72,13 @@ def kronecker_factors(
     batches: Iterable[Any],
     criterion: Callable[[Any, Any], Tensor] | None,
     *,
+    sides: str,
     largest: int,
     loss_reduction: str,
     batch_first: bool,
 ) -> dict[str, Factors]:
     """The factors of these `layers` of `module`, which is left with hooks and gradients."""
-    found = {path: _empty(path, layer, largest) for path, layer in layers.items()}
+    found = {path: _empty(path, layer, sides, largest) for path, layer in layers.items()}
     examples = [1]
     for path, layer in layers.items():
         layer.register_forward_hook(_noting(found[path], examples))
@@ -90,10 +90,11 @@ def kronecker_factors(
     return found
 
 
-def _empty(path: str, layer: nn.Module, largest: int) -> Factors:
+def _empty(path: str, layer: nn.Module, sides: str, largest: int) -> Factors:
     weight = cast(Tensor, layer.weight)
     inputs = weight[0].numel() + (layer.bias is not None)
-    outputs = math.inf if isinstance(layer, LinearCrossEntropy) else len(weight)
+    without = sides == "inputs" or isinstance(layer, LinearCrossEntropy)
+    outputs = math.inf if without else len(weight)
 
     def zeros(size: float) -> Tensor | None:
         if size > largest:

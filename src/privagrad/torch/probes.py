@@ -7,16 +7,34 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from privagrad._internal import validate
+
 
 def pink_noise(
     count: int, shape: Sequence[int], generator: torch.Generator | None = None
 ) -> Tensor:
-    """`count` images (channels, height, width) whose amplitudes fall as 1/frequency.
+    """Images whose amplitudes fall as 1/frequency, as those of natural images do.
 
-    So do those of natural images. Every image has mean 0 and mean square 1: bring it to the range
-    of your inputs, for example with `0.5 + 0.25 * pink_noise(...)`.
+    Parameters
+    ----------
+    count : int
+    shape : sequence of int
+        (channels, height, width)
+    generator : torch.Generator, optional
+
+    Returns
+    -------
+    Tensor (count, channels, height, width)
+        Every image has mean 0 and mean square 1: bring it to the range of your inputs, for example
+        with ``0.5 + 0.25 * pink_noise(...)``.
     """
-    height, width = shape[-2:]
+    validate.integer("count", count)
+    if len(shape) != 3 or min(shape) < 1 or max(shape[1:]) < 2:
+        raise ValueError(
+            "Expected shape to be (channels, height, width) of images of two pixels or more, found "
+            f"{tuple(shape)}."
+        )
+    height, width = shape[1:]
     frequencies = torch.hypot(
         torch.fft.fftfreq(height)[:, None], torch.fft.rfftfreq(width)[None, :]
     )
@@ -30,7 +48,19 @@ def pink_noise(
 def zipf_tokens(
     count: int, length: int, vocabulary: int, generator: torch.Generator | None = None
 ) -> Tensor:
-    """`count` texts of `length` tokens: token k, from 0, with probability ~ 1/(k + 1)."""
+    """Texts of independent tokens: token k, from 0, with probability ~ 1/(k + 1).
+
+    Parameters
+    ----------
+    count, length, vocabulary : int
+    generator : torch.Generator, optional
+
+    Returns
+    -------
+    Tensor (count, length)
+    """
+    for name, value in (("count", count), ("length", length), ("vocabulary", vocabulary)):
+        validate.integer(name, value)
     weights = 1 / torch.arange(1, vocabulary + 1, dtype=torch.float64)
     tokens = torch.multinomial(weights, count * length, replacement=True, generator=generator)
     return tokens.view(count, length)
