@@ -38,9 +38,9 @@ class NetworkMethod:
         What it is given besides private rows: "nothing" or "public rows".
     filter : str
         Of the private gradients, before the optimizer.
-    kronecker : float
-        The power of `privagrad.torch.precondition`: its ellipsoids have axes of any direction in
-        every layer. 0: none.
+    kronecker : {"none", "inputs", "both"}
+        The sides of `privagrad.torch.precondition`, whose ellipsoids have axes of any direction in
+        every layer.
     standardised : bool
         Whether columns are first centred and divided by their deviations in the public rows.
     private : bool
@@ -51,7 +51,7 @@ class NetworkMethod:
     shape: Shape = "ball"
     given: Literal["nothing", "public rows"] = "nothing"
     filter: Filter = "none"
-    kronecker: float = 0.0
+    kronecker: Literal["none", "inputs", "both"] = "none"
     standardised: bool = False
     private: bool = True
 
@@ -101,8 +101,8 @@ NETWORK_METHODS = {
     "dp-sgd-whitened": _public("whitened", "widths"),
     "dp-adam-whitened": _public("adam-whitened", "widths"),
     "scale-then-privatize": NetworkMethod("adam", "scale-then-privatize"),
-    "dp-kfc": NetworkMethod("kfc", given="public rows", kronecker=1.0),
-    "kronecker-adam": NetworkMethod("adam", given="public rows", kronecker=0.5),
+    "dp-kfc": NetworkMethod("kfc", given="public rows", kronecker="both"),
+    "kronecker-adam": NetworkMethod("adam", given="public rows", kronecker="inputs"),
     "dp-sgd-standardised": _public("sgd", standardised=True),
     "dp-adam-standardised": _public("adam", standardised=True),
     "pagan-adam-standardised": _public("adam", "pagan", standardised=True),

@@ -93,9 +93,9 @@ class _Training:
         trial, method, task = self.trial, self.method, self.task
         self.public = _tensors(task.public)
         self.model: nn.Module = make_network(task, task.own_units and not method.standardised)
-        if method.kronecker:
+        if method.kronecker != "none":
             self.model = precondition(
-                self.model, self._public_batches(), loss_of, power=method.kronecker
+                self.model, self._public_batches(), loss_of, sides=method.kronecker
             )
         self.module = self.model
         self.twin = copy.deepcopy(self.model)  # stays plain: for public rows
