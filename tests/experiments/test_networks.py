@@ -97,10 +97,10 @@ def test_every_private_method_tries_as_many_settings() -> None:
         name: {(t.step_size, t.radius_factor, t.seeds, t.steps) for t in ring.grid(name, 1.0)}
         for name in PRIVATE
     }
-    assert {len(tried) for tried in grids.values()} == {14}
+    assert {len(tried) for tried in grids.values()} == {21}
     for tried in grids.values():
         assert len({step for step, *_ in tried}) == 7
-        assert {radius for _, radius, *_ in tried} == {0.5, 2.0}
+        assert {radius for _, radius, *_ in tried} == {0.1, 0.5, 2.0}
 
 
 def test_a_comparison_through_the_command_line_resumes(

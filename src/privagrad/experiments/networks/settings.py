@@ -20,7 +20,7 @@ _ADAM_STEP_SIZES = (0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0)
 _WHITENED_ADAM_STEP_SIZES = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
 _SGD_STEP_SIZES = (0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)
 _STEP_SIZES = (0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0)
-RADIUS_FACTORS = (0.5, 2.0)
+RADIUS_FACTORS = (0.1, 0.5, 2.0)
 """Multiples of the median norm of the public gradients at the start, in the method's own shape."""
 
 
