@@ -33,7 +33,7 @@ FLOORS = [
 ]
 ONLY = {
     "dp_accounting": ("privacy.accounting",),
-    "torch": ("torch.", "experiments.language."),
+    "torch": ("torch.", "experiments.language.", "experiments.networks."),
     "sklearn": ("estimators.",),
     "matplotlib": ("experiments.", "report."),
     "randomgen": ("privacy.noise",),

@@ -3,6 +3,7 @@
 import csv
 import json
 import math
+import time
 from dataclasses import replace
 from itertools import product
 
@@ -19,13 +20,12 @@ from privagrad.experiments.arena import (
     STEP_SIZES,
     VARIANTS,
     Conditions,
-    Trial,
-    _grid,
-    median_band,
+    ConvexComparison,
     recorded_steps,
     run_trial,
 )
 from privagrad.experiments.problems import BUILT_IN, load_problem
+from privagrad.experiments.ring import Trial, median_band
 from privagrad.experiments.tasks import run_tasks
 
 SMALL = replace(
@@ -84,6 +84,21 @@ def _refuse(task):
     raise AssertionError("this outcome is in the journal")
 
 
+def test_after_a_failure_tasks_that_have_not_begun_are_not_run(tmp_path):
+    tasks = [(number, tmp_path) for number in range(300)]
+    with pytest.raises(RuntimeError, match="the first one fails"):
+        run_tasks(_fail_first, tasks, tmp_path / "journal.jsonl", "running", workers=1)
+    assert len(list(tmp_path.glob("*.done"))) < 299
+
+
+def _fail_first(task):
+    number, folder = task
+    if number == 0:
+        raise RuntimeError("the first one fails")
+    time.sleep(0.05)
+    (folder / f"{number}.done").touch()
+
+
 @pytest.mark.parametrize("runs", [5, 10, 30, 101])
 def test_the_band_covers_the_median_19_times_in_20(runs):
     values = np.arange(runs, dtype=float)[:, None]
@@ -107,9 +122,9 @@ def test_every_variant_runs_on_every_built_in_problem(problem, name):
 
 def test_every_variant_gets_the_same_grid():
     """Only methods without privacy have no radii, and those of one step no schedules."""
-    conditions = Conditions("sparse-text", (1.0,), schedules=("constant", "linear"))
+    rules = ConvexComparison(Conditions("sparse-text", (1.0,), schedules=("constant", "linear")))
     settings = {
-        name: {(t.step_size, t.radius_factor, t.schedule) for t in _grid(conditions, name, 1.0)}
+        name: {(t.step_size, t.radius_factor, t.schedule) for t in rules.grid(name, 1.0)}
         for name in VARIANTS
     }
     whole = set(product(STEP_SIZES, RADIUS_FACTORS, ("constant", "linear")))

@@ -5,15 +5,19 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
+from privagrad.methods._widths import FLOOR, ellipsoid_of, widths_of
 from privagrad.torch import AdaptiveSGD, second_moments
-from tests.statistics import assert_scale
-from tests.torch.small import private, table
+from privagrad.torch.ellipsoids import FollowingEllipsoid
+from privagrad.torch.scales import Scale
+from tests.statistics import assert_scale, scale_accepted
+from tests.torch.small import Run, private, table
 
 POWER = {"pagan": -4 / 3, "pasan": -1.0}
 
@@ -174,6 +178,92 @@ def test_noise_is_not_taken_for_gradients() -> None:
     for scale in run.optimizer.scales.values():
         assert float(scale.full.max() / scale.full.min()) < 20
     assert 0.02 < float(scale.full.mean()) < 50
+
+
+class TestFollowingEllipsoid:
+    """`ellipsoid="scale-then-privatize"`: the widths are √v of the released gradients."""
+
+    def run_of(self, targets: Tensor | None = None, **options: Any) -> Run:
+        targets = torch.zeros(64) if targets is None else targets
+        generator = torch.Generator().manual_seed(0)
+        inputs = torch.randn(64, 30, generator=generator) * torch.logspace(-1, 1, 30)
+        return private(
+            nn.Linear(30, 40, bias=False), TensorDataset(inputs, targets), 32,
+            lambda p: torch.optim.SGD(p, lr=0.0), ellipsoid="scale-then-privatize",
+            **{"noise_multiplier": 0.1, "random_state": 1, **options},
+        )  # fmt: skip
+
+    def test_shape_is_that_of_the_convex_method_on_released_gradients_alone(self) -> None:
+        """Equal to `methods.scale_then_privatize`, from what was released and nothing else."""
+        run = self.run_of(max_grad_norm=2.0)
+        squares, steps = np.zeros(1200), 0
+        for _ in range(5):
+            for x, y in run.loader:
+                run.step(lambda out, y: out.sum(1).mean(), x, y)
+                released = run.gradients[0].double().numpy().ravel()
+                squares, steps = 0.99 * squares + 0.01 * released**2, steps + 1
+                start = 0.99**steps * (0.1 * 2.0 / 32) ** 2
+                expected = ellipsoid_of(widths_of(squares + start, FLOOR), 2.0).scale
+                found = run.optimizer.scales["weight"].full.numpy().ravel()
+                assert np.allclose(found, expected, rtol=1e-4)
+        assert expected.max() / expected.min() > 3
+
+    def test_noise_has_the_shape_of_the_ellipsoid_of_its_step(self) -> None:
+        """Refuses noise that is a third too small, and noise in the shape of the next step."""
+        run = self.run_of()
+        for _ in range(30):
+            run.epoch(lambda out, y: out.sum(1).mean())
+        for x, y in run.loader:
+            scale = run.optimizer.scales["weight"].full
+            run.step(lambda out, y: (0.0 * out).sum(1).mean(), x, y)
+            whitened = (run.gradients[0] * scale.sqrt()).numpy()
+            assert_scale(whitened, 0.1 / 32)
+            assert not scale_accepted(whitened * 2 / 3, 0.1 / 32)
+            assert float(scale.max() / scale.min()) > 10
+
+    def test_gradients_are_bounded_in_the_ellipsoid_of_their_step(self) -> None:
+        """One example's part of the sum has norm 1 in C / max_grad_norm², whatever C became."""
+        # All but one row of each batch have a loss of 0.
+        weights = torch.zeros(64)
+        weights[[3, 40]] = 1.0
+        run = self.run_of(weights, noise_multiplier=1e-6, max_grad_norm=0.1)
+        for _ in range(10):
+            for x, y in run.loader:
+                scale = run.optimizer.scales["weight"].full
+                run.step(lambda out, y: (out.sum(1) * y).mean(), x, y)
+                norm = float((scale * run.gradients[0].square()).sum().sqrt())
+                assert norm * 32 == pytest.approx(0.1, rel=1e-3)
+        assert float(scale.max() / scale.min()) > 3
+
+    def test_noise_has_the_total_variance_of_a_ball(self) -> None:
+        run = self.run_of()
+        for _ in range(10):
+            run.epoch(lambda out, y: out.sum(1).mean())
+        scale = run.optimizer.scales["weight"].full
+        assert float((1 / scale).mean()) == pytest.approx(1.0, rel=1e-4)
+
+    def test_goes_on_in_the_shape_that_it_is_given(self) -> None:
+        """After a checkpoint, which keeps the shape and not the squares behind it."""
+        parameter = nn.Parameter(torch.ones(1, 4))
+        parameter.grad = torch.zeros(1, 4)
+        before = Scale.of(torch.tensor([[0.5, 1.0, 2.0, 4.0]]))
+        learned = FollowingEllipsoid().learn({"w": parameter}, {"w": before}, 1.0, 1.0)
+        assert learned is not None
+        ratio = learned["w"].full / before.full
+        assert torch.allclose(ratio, ratio.mean().expand(1, 4), rtol=0.05)
+
+    def test_costs_what_a_ball_costs(self) -> None:
+        ball = private(noise_multiplier=1.0, poisson_sampling=True)
+        follows = private(
+            noise_multiplier=1.0, poisson_sampling=True, ellipsoid="scale-then-privatize"
+        )
+        for run in (ball, follows):
+            run.epoch()
+        assert follows.engine.get_epsilon(1e-5) == ball.engine.get_epsilon(1e-5)
+
+    def test_public_data_is_refused(self) -> None:
+        with pytest.raises(ValueError, match="Leave public_loader out"):
+            private(ellipsoid="scale-then-privatize", public_loader=[])
 
 
 class TestAdaptiveSGD:

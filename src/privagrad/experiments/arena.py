@@ -1,4 +1,4 @@
-"""Methods compared under equal conditions: the same problem, the same tuning, the same measure.
+"""The ring on convex problems: the same problem, the same tuning, the same measure.
 
 Every variant tries the same step sizes and schedules, and as radii the same multiples of the median
 gradient norm in the norm of its own ellipsoid. The setting with the least median final loss is then
@@ -9,12 +9,9 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from itertools import chain
-from pathlib import Path
-from typing import TypedDict
 
 import numpy as np
 
@@ -22,7 +19,7 @@ from privagrad import Ellipsoid, minimize
 from privagrad._internal.validate import Vector
 from privagrad.experiments import DELTA
 from privagrad.experiments.problems import FileProblem, load_problem
-from privagrad.experiments.tasks import run_tasks
+from privagrad.experiments.ring import Outcome, Results, Trial, tuning_seeds
 from privagrad.methods import METHODS, Method, Schedule
 from privagrad.methods.pdp_sgd import PDPSGD
 from privagrad.methods.scale_then_privatize import ScaleThenPrivatize
@@ -30,8 +27,6 @@ from privagrad.methods.scale_then_privatize import ScaleThenPrivatize
 PAPER_STEP_SIZES = (0.005, 0.01, 0.05, 0.1, 0.15, 0.2, 0.4, 0.5, 1.0)
 STEP_SIZES = (0.002, *PAPER_STEP_SIZES, 2.0, 5.0, 10.0, 20.0, 50.0)
 RADIUS_FACTORS = (0.05, 0.15, 0.5, 1.5)
-_PARTS = 6
-"""The runs of the best setting are shared out among at most so many processes."""
 
 
 @dataclass(frozen=True)
@@ -76,48 +71,6 @@ class Conditions:
     tuning_runs: int = 2
     runs: int = 10
     points: int = 1
-
-
-@dataclass(frozen=True)
-class Trial:
-    """Runs of one variant with one setting. Holds everything that its outcome depends on."""
-
-    problem: str | FileProblem
-    variant: str
-    epsilon: float
-    delta: float
-    batch_size: int
-    steps: int
-    step_size: float
-    radius_factor: float
-    seeds: tuple[int, ...]
-    points: int = 1
-    schedule: Schedule = "constant"
-
-
-class Outcome(TypedDict):
-    """Losses at the recorded steps, of the iterate and of the averaged iterate, one row a seed.
-
-    `epsilon` is what was spent, `seconds` the time of the fastest run.
-    """
-
-    losses: list[list[float]]
-    averaged: list[list[float]]
-    epsilon: float
-    seconds: float
-
-
-@dataclass(frozen=True)
-class Result:
-    """A variant's best setting, and the outcome of all its runs: arrays of runs × points."""
-
-    step_size: float
-    radius_factor: float
-    schedule: Schedule
-    losses: Vector
-    averaged: Vector
-    epsilon: float
-    seconds: float
 
 
 class LossRecorder:
@@ -186,73 +139,55 @@ def run_trial(trial: Trial) -> Outcome:
     return outcome
 
 
-def tune_and_run(
-    conditions: Conditions, variants: Iterable[str], journal: Path, workers: int | None = None
-) -> dict[tuple[str, float], Result]:
-    """Tune every variant at every epsilon, then run its best setting.
+@dataclass(frozen=True)
+class ConvexComparison:
+    """The variants on a convex problem: a `privagrad.experiments.ring.Comparison`."""
 
-    The epsilon of variants without privacy is infinite. Finished trials are kept in `journal`, so
-    that an interrupted comparison can be continued.
-    """
-    grids = {
-        (name, epsilon): _grid(conditions, name, epsilon)
-        for name in variants
-        for epsilon in (conditions.epsilons if VARIANTS[name].private else (math.inf,))
-    }
-    tuned = run_tasks(run_trial, chain(*grids.values()), journal, "tuning", workers)
-    seeds = np.array_split(np.arange(conditions.runs), min(_PARTS, conditions.runs))
-    finals = {}
-    for key, grid in grids.items():
-        best = min(grid, key=lambda trial: _final_loss(tuned[trial]))
-        finals[key] = [
-            replace(best, seeds=tuple(part.tolist()), points=conditions.points) for part in seeds
+    conditions: Conditions
+    measure = "excess loss over the optimum without privacy"
+    run_trial = staticmethod(run_trial)
+
+    @property
+    def epsilons(self) -> tuple[float, ...]:
+        return self.conditions.epsilons
+
+    @property
+    def runs(self) -> int:
+        return self.conditions.runs
+
+    @property
+    def points(self) -> int:
+        return self.conditions.points
+
+    @property
+    def title(self) -> str:
+        return _problem(self.conditions.problem).name
+
+    def private(self, variant: str) -> bool:
+        return VARIANTS[variant].private
+
+    def grid(self, variant: str, epsilon: float) -> list[Trial]:
+        """Every step size, radius factor and schedule, as far as they matter to the variant."""
+        conditions, problem = self.conditions, self.conditions.problem
+        one_shot = VARIANTS[variant].method.one_shot
+        schedules = conditions.schedules[:1] if one_shot else conditions.schedules
+        n = _problem(problem).X.shape[0]
+        first = Trial(
+            problem, variant, epsilon, conditions.delta,
+            batch_size=conditions.batch_size or round(max(math.sqrt(n), n / 100)),
+            steps=conditions.steps, step_size=math.nan, radius_factor=math.nan,
+            seeds=tuning_seeds(conditions.tuning_runs),
+        )  # fmt: skip
+        return [
+            replace(first, step_size=step_size, radius_factor=factor, schedule=schedule)
+            for step_size in conditions.step_sizes
+            for factor in (RADIUS_FACTORS if self.private(variant) else (1.0,))
+            for schedule in schedules
         ]
-    done = run_tasks(run_trial, chain(*finals.values()), journal, "running", workers)
-    return {
-        key: Result(
-            trials[0].step_size,
-            trials[0].radius_factor,
-            trials[0].schedule,
-            np.concatenate([np.array(done[trial]["losses"]) for trial in trials]),
-            np.concatenate([np.array(done[trial]["averaged"]) for trial in trials]),
-            done[trials[0]]["epsilon"],
-            min(done[trial]["seconds"] for trial in trials),
-        )
-        for key, trials in finals.items()
-    }
 
-
-def median_band(values: Vector) -> tuple[Vector, Vector, Vector]:
-    """Median over the rows with its 95 % confidence band from order statistics."""
-    from scipy.stats import binom
-
-    ordered = np.sort(values, axis=0)
-    runs = len(ordered)
-    low = max(int(binom.ppf(0.025, runs, 0.5)) - 1, 0)
-    return np.median(ordered, axis=0), ordered[low], ordered[runs - 1 - low]
-
-
-def _grid(conditions: Conditions, variant: str, epsilon: float) -> list[Trial]:
-    """Every step size, radius factor and schedule, as far as they matter to the variant."""
-    rule = VARIANTS[variant].method
-    factors = RADIUS_FACTORS if VARIANTS[variant].private else (1.0,)
-    schedules = conditions.schedules[:1] if rule.one_shot else conditions.schedules
-    seeds = tuple(range(1000, 1000 + conditions.tuning_runs))
-    problem, delta, steps = conditions.problem, conditions.delta, conditions.steps
-    n = _problem(problem).X.shape[0]
-    size = conditions.batch_size or round(max(math.sqrt(n), n / 100))
-    first = Trial(problem, variant, epsilon, delta, size, steps, math.nan, math.nan, seeds)
-    return [
-        replace(first, step_size=step_size, radius_factor=factor, schedule=schedule)
-        for step_size in conditions.step_sizes
-        for factor in factors
-        for schedule in schedules
-    ]
-
-
-def _final_loss(outcome: Outcome) -> float:
-    median = float(np.median([losses[-1] for losses in outcome["losses"]]))
-    return median if math.isfinite(median) else math.inf
+    def reference(self, results: Results) -> float:
+        """The least mean loss over the private rows."""
+        return _problem(self.conditions.problem).optimum()
 
 
 _problem = lru_cache(maxsize=4)(load_problem)

@@ -10,9 +10,8 @@ from typing import NamedTuple
 import numpy as np
 
 from privagrad.experiments import write_csv
-from privagrad.experiments.arena import Conditions, median_band, tune_and_run
 from privagrad.experiments.plots import COLOURS, figure, save
-from privagrad.experiments.problems import load_problem
+from privagrad.experiments.ring import Comparison, median_band, tune_and_run
 
 
 class Row(NamedTuple):
@@ -32,12 +31,11 @@ class Row(NamedTuple):
 
 
 def run(
-    out: Path, conditions: Conditions, methods: Iterable[str], workers: int | None = None
+    out: Path, comparison: Comparison, methods: Iterable[str], workers: int | None = None
 ) -> list[Row]:
     """Rows sorted by epsilon and loss; writes compare.csv, compare.png and compare.svg."""
-    problem = load_problem(conditions.problem)
-    results = tune_and_run(conditions, methods, out / "compare.journal.jsonl", workers)
-    optimum = problem.optimum()
+    results = tune_and_run(comparison, methods, out / "compare.journal.jsonl", workers)
+    optimum = comparison.reference(results)
     table = []
     for (name, epsilon), found in results.items():
         loss, low, high = (float(value) for value in median_band(found.losses[:, -1]))
@@ -46,11 +44,11 @@ def run(
         table.append(Row(name, epsilon, *measured, *setting, found.schedule))
     table.sort(key=lambda row: (row.epsilon, row.loss))
     write_csv(out / "compare.csv", Row._fields, table)
-    _draw(table, out / "compare", problem.name)
+    _draw(table, out / "compare", comparison)
     return table
 
 
-def _draw(table: list[Row], stem: Path, title: str) -> None:
+def _draw(table: list[Row], stem: Path, comparison: Comparison) -> None:
     """A dot for every method and epsilon: excess loss to the right, the best method on top."""
     best = {row.method: row.excess for row in reversed(table)}
     names = sorted(best, key=lambda name: -best[name])
@@ -69,6 +67,6 @@ def _draw(table: list[Row], stem: Path, title: str) -> None:
             markersize=5,
         )  # fmt: skip
     axes.set_yticks(range(len(names)), names)
-    axes.set(xscale="log", xlabel="excess loss over the optimum without privacy", title=title)
+    axes.set(xscale="log", xlabel=comparison.measure, title=comparison.title)
     axes.legend(frameon=False)
     save(fig, stem)

@@ -21,13 +21,12 @@ from privagrad.experiments.arena import (
     RADIUS_FACTORS,
     VARIANTS,
     Conditions,
-    Result,
-    median_band,
+    ConvexComparison,
     recorded_steps,
-    tune_and_run,
 )
 from privagrad.experiments.plots import COLOURS, draw_band, figure, label_losses, save
 from privagrad.experiments.problems import load_problem
+from privagrad.experiments.ring import Result, median_band, tune_and_run
 
 PROBLEM = "absolute-regression"
 LABELS = {
@@ -60,7 +59,7 @@ QUICK = replace(
 
 def run(out: Path, settings: Conditions = FULL, workers: int | None = None) -> dict[str, object]:
     """Tune, run, write CSV, plots and settings into `out`; returns what `figure1.json` holds."""
-    found = tune_and_run(settings, LABELS, out / "figure1.journal.jsonl", workers)
+    found = tune_and_run(ConvexComparison(settings), LABELS, out / "figure1.journal.jsonl", workers)
     # Every panel shows methods without privacy too.
     results = {
         (epsilon, name): found[name, epsilon if VARIANTS[name].private else math.inf]

@@ -52,7 +52,11 @@ def _processes(workers: int | None) -> Iterator[ProcessPoolExecutor]:
     os.environ.update(dict.fromkeys(names, "1"))
     try:
         with ProcessPoolExecutor(workers or os.cpu_count(), get_context("spawn")) as pool:
-            yield pool
+            try:
+                yield pool
+            except BaseException:
+                pool.shutdown(wait=False, cancel_futures=True)
+                raise
     finally:
         for name, value in before.items():
             if value is None:

@@ -11,6 +11,10 @@ Array = TypeVar("Array", bound=Any)
 SCALE_POWERS = {"pasan": -1.0, "pagan": -4 / 3}
 """C = σ^power with σ² the moments: Section 3 of the paper, after Theorem 2."""
 
+SQUARE_MEMORY, WIDTH_FLOOR = 0.99, 0.01
+"""Of an ellipsoid whose widths follow the squares of private gradients: their memory, and what is
+added to the widths as a part of their root mean square."""
+
 FIRST = 16
 """Differences of gradients before the first estimate."""
 

@@ -10,8 +10,9 @@ import numpy as np
 from privagrad._internal import validate
 from privagrad._internal.validate import Vector
 from privagrad.geometry.ellipsoid import Ellipsoid
+from privagrad.geometry.scales import WIDTH_FLOOR
 
-FLOOR = 0.01
+FLOOR = WIDTH_FLOOR
 """Added to widths, as a part of their root mean square: a coordinate whose moment is 0 so far."""
 
 

@@ -25,6 +25,7 @@ import numpy as np
 
 from privagrad._internal.validate import Vector
 from privagrad.geometry.ellipsoid import Ellipsoid
+from privagrad.geometry.scales import SQUARE_MEMORY
 from privagrad.methods import adam
 from privagrad.methods._base import Oracle, Setting
 from privagrad.methods._widths import FLOOR, checked_floor, ellipsoid_of, widths_of
@@ -43,7 +44,7 @@ class ScaleThenPrivatize(adam.DPAdam):
         Added to √v, as a part of its root mean square, for the ellipsoid alone.
     """
 
-    square_memory: float = 0.99
+    square_memory: float = SQUARE_MEMORY
     floor: float = FLOOR
     name: ClassVar[str] = "scale-then-privatize"
 

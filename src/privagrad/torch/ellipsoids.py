@@ -2,20 +2,47 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from privagrad._internal import validate
-from privagrad.geometry.scales import SCALE_POWERS, GradientHistory, visible_size
+from privagrad.geometry.scales import (
+    SCALE_POWERS,
+    SQUARE_MEMORY,
+    WIDTH_FLOOR,
+    GradientHistory,
+    visible_size,
+)
 from privagrad.torch.moments import shaped_scales
 from privagrad.torch.processes import Processes
 from privagrad.torch.scales import Scale, as_matrix, given_scales
 
 EllipsoidChoice = str | Sequence[Tensor] | Mapping[str, Tensor] | None
+
+FOLLOWING = "scale-then-privatize"
+"""The name of `FollowingEllipsoid`."""
+
+
+class EllipsoidRule(Protocol):
+    """Chooses the next ellipsoid from the private gradients of the steps so far."""
+
+    def learn(
+        self,
+        parameters: Mapping[str, nn.Parameter],
+        scales: Mapping[str, Scale],
+        noise_std: float,
+        examples: float,
+    ) -> dict[str, Scale] | None:
+        """Take in the private gradients of a step; the new scales, or None to keep the old ones.
+
+        Parameters have the private gradient as `grad`; `noise_std` is its noise at a coordinate of
+        scale 1, `examples` the variance of one example's gradient over that of `grad`.
+        """
 
 
 class LearnedEllipsoid:
@@ -35,11 +62,7 @@ class LearnedEllipsoid:
         noise_std: float,
         examples: float,
     ) -> dict[str, Scale] | None:
-        """Take in the private gradients of a step; the new scales where an estimate is due.
-
-        Parameters have the private gradient as `grad`; `noise_std` is its noise at a coordinate of
-        scale 1, `examples` the variance of one example's gradient over that of `grad`.
-        """
+        """The new scales where an estimate is due: see `EllipsoidRule`."""
         due = False
         for name, parameter in parameters.items():
             assert parameter.grad is not None
@@ -68,12 +91,76 @@ class LearnedEllipsoid:
         }
 
 
+class FollowingEllipsoid:
+    """C = 1/w², where the widths w are √v of Adam, of the private gradients ĝ of earlier steps.
+
+        v ← β₂ v + (1-β₂) ĝ²,    w = √(v + β₂ᵗ v₀) + floor · rms,    Σ w² = number of coordinates
+
+    Scale-then-privatize (Ganesh, McMahan, Thakurta 2025): see `privagrad.methods` for what was
+    chosen. v₀ is the variance of the first step's noise. The noise has the total variance of the
+    ball's of the same max_grad_norm. For `torch.optim.Adam` with betas=(0.9, β₂).
+
+    Parameters
+    ----------
+    square_memory : float
+        β₂.
+    floor : float
+        Added to √v, as a part of its root mean square over all coordinates.
+
+    Guarantees
+    ----------
+    C depends on released gradients and on the variance of their noise alone, so it costs no
+    privacy.
+    """
+
+    def __init__(self, square_memory: float = SQUARE_MEMORY, floor: float = WIDTH_FLOOR) -> None:
+        self.square_memory, self.floor = square_memory, floor
+        self._squares: dict[str, Tensor] = {}
+        self._left = 1.0  # β₂ᵗ
+        self._start: dict[str, Tensor] = {}
+
+    def learn(
+        self,
+        parameters: Mapping[str, nn.Parameter],
+        scales: Mapping[str, Scale],
+        noise_std: float,
+        examples: float,
+    ) -> dict[str, Scale] | None:
+        """The scales of the next step: see `EllipsoidRule`."""
+        self._left *= self.square_memory
+        moments: dict[str, Tensor] = {}
+        for name, parameter in parameters.items():
+            assert parameter.grad is not None
+            squares = as_matrix(parameter.grad).double().square()
+            if name not in self._squares:
+                self._squares[name] = torch.zeros_like(squares)
+                self._start[name] = noise_std**2 / scales[name].full.double()
+            self._squares[name].lerp_(squares, 1 - self.square_memory)
+            moments[name] = self._squares[name] + self._left * self._start[name]
+        widths = {name: moment.sqrt() for name, moment in moments.items()}
+        typical = _root_mean_square(widths)
+        if not 0 < typical < math.inf:
+            return None
+        widths = {name: width / typical + self.floor for name, width in widths.items()}
+        size = _root_mean_square(widths)
+        return {
+            name: Scale.of((width / size).pow(-2.0).to(parameters[name].dtype))
+            for name, width in widths.items()
+        }
+
+
+def _root_mean_square(tensors: Mapping[str, Tensor]) -> float:
+    """Over all entries of all tensors."""
+    total = sum(float(tensor.square().sum()) for tensor in tensors.values())
+    return math.sqrt(total / sum(tensor.numel() for tensor in tensors.values()))
+
+
 @dataclass(frozen=True)
 class TrainingEllipsoid:
     """The scales to start with; `learned` replaces them during training, if it is not None."""
 
     scales: dict[str, Scale]
-    learned: LearnedEllipsoid | None = None
+    learned: EllipsoidRule | None = None
 
     @property
     def shapes(self) -> dict[str, tuple[bool, bool]]:
@@ -108,7 +195,14 @@ def choose_ellipsoid(
         return TrainingEllipsoid(ball)
     if not isinstance(choice, str):
         return TrainingEllipsoid(given_scales(choice, parameters))
-    power = SCALE_POWERS[validate.choice("ellipsoid", choice, SCALE_POWERS)]
+    if validate.choice("ellipsoid", choice, (*SCALE_POWERS, FOLLOWING)) == FOLLOWING:
+        if public_loader is not None:
+            raise ValueError(
+                f"Expected no public_loader with ellipsoid={FOLLOWING!r}, found one: this "
+                "ellipsoid follows the private gradients alone. Leave public_loader out."
+            )
+        return TrainingEllipsoid(ball, FollowingEllipsoid())
+    power = SCALE_POWERS[choice]
     if public_loader is None:
         return TrainingEllipsoid(ball, LearnedEllipsoid(power))
     scales = shaped_scales(moments_of(public_loader), power)

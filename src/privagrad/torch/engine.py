@@ -132,11 +132,13 @@ class PrivacyEngine:
         max_grad_norm : float
             The radius B of the ellipsoid {g : Σ C_j g_j² ≤ B²} that gradients are bounded to. A
             list, or a dict by name, with clipping="per_layer".
-        ellipsoid : {"pagan", "pasan"}, sequence or mapping of str to Tensor, optional
+        ellipsoid : {"pagan", "pasan", "scale-then-privatize"}, sequence or mapping, optional
             C. None: a ball, which is DP-SGD. Positive tensors: in the order of the module's
             trainable parameters, or by name. "pagan" and "pasan": powers of the gradients' second
             moments, from `public_loader`, or without it from the private gradients during
             training; scaled so that max_grad_norm means what it means for a ball.
+            "scale-then-privatize": 1/v in every step, v being Adam's running mean of the squares
+            of the private gradients so far, as much noise in total as in a ball.
         public_loader : iterable, optional
             Batches (inputs, targets) of PUBLIC data.
         criterion : callable, optional

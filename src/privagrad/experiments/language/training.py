@@ -101,7 +101,7 @@ class _Training:
         if setting.private:
             scales = ellipsoid_of(setting, texts, folder.parent)
             self._make_private(scales, done, taken / self.batch)
-            _head_start(self.optimizer, self.steps)
+            head_start(self.optimizer, self.steps)
         self.step = done * self.steps_per_epoch
         dim = sum(parameter.numel() for parameter in self.model.parameters())
         length = setting.step_size * (math.sqrt(dim) if setting.kind == "pasan" else 1.0)
@@ -211,7 +211,7 @@ def _optimizer(setting: Setting, model: LanguageModel) -> Any:
     return kinds.get(setting.kind, Adagrad)(model.parameters(), lr=setting.step_size)
 
 
-def _head_start(optimizer: Any, steps: int) -> None:
+def head_start(optimizer: Any, steps: int) -> None:
     """Adaptive methods start with the sum of squares of some steps of noise.
 
     Gradients are mostly noise, so that the steps fall as 1/sqrt(k): without this, the first steps
