@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -15,6 +16,7 @@ from privagrad.torch import (
     PrivacyEngine,
     damp_steps,
     start_from_counts,
+    start_from_noise,
     word_shares,
 )
 
@@ -108,3 +110,40 @@ def test_a_model_starts_with_the_frequencies_of_words() -> None:
         start_from_counts(decoder, torch.ones(3))
     with pytest.raises(ValueError, match="biases"):
         start_from_counts(nn.Linear(5, 4, bias=False), torch.ones(4))
+
+
+def started(make: Callable[[Any], torch.optim.Optimizer], reduction: str) -> tuple[Any, Tensor]:
+    """A private optimizer that starts from half of 40 steps' noise, and one release of noise."""
+    model = nn.Linear(50, 40)
+    data = TensorDataset(torch.zeros(30, 50))
+    private, optimizer, loader = PrivacyEngine().make_private(
+        module=model, optimizer=make(model.parameters()), data_loader=DataLoader(data, 10),
+        noise_multiplier=1.5, max_grad_norm=0.3, loss_reduction=reduction, random_state=0,
+        ellipsoid=[torch.full((40, 50), 4.0), torch.ones(40)],
+    )  # fmt: skip
+    start_from_noise(optimizer, steps=40, share=0.5)
+    ahead = copy.deepcopy(optimizer.original_optimizer.state_dict())
+    (inputs,) = next(iter(loader))
+    loss = 0 * private(inputs).sum()
+    (loss / max(len(inputs), 1) if reduction == "mean" else loss).backward()
+    optimizer.step()
+    gradient = model.get_parameter("weight").grad
+    assert gradient is not None
+    return ahead, gradient.square().mean()
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+def test_sums_of_squares_start_from_the_noise_to_come(reduction: str) -> None:
+    """2000 squares of one release: within 20 % of their mean but for 1e-9."""
+    ahead, square = started(lambda p: torch.optim.Adagrad(p, lr=1e-3), reduction)
+    sums = ahead["state"]
+    assert torch.allclose(sums[0]["sum"], 20 * square.expand(40, 50), rtol=0.2)
+    assert torch.allclose(sums[1]["sum"], 20 * 4 * square.expand(40), rtol=0.2)
+    ahead, square = started(lambda p: AdaptiveSGD(p, lr=1e-3), reduction)
+    (group,) = ahead["param_groups"]
+    assert group["initial"] == pytest.approx(20 * (2000 + 4 * 40) * float(square), rel=0.2)
+
+
+def test_only_sums_of_squares_start_from_noise() -> None:
+    with pytest.raises(TypeError, match="found SGD"):
+        started(lambda p: torch.optim.SGD(p, lr=0.1), "mean")

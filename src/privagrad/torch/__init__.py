@@ -21,7 +21,7 @@ except ModuleNotFoundError as error:
 from privagrad.torch.adam_bc import AdamBC
 from privagrad.torch.adaptive_sgd import AdaptiveSGD
 from privagrad.torch.calibration import get_noise_multiplier
-from privagrad.torch.damping import damp_steps, start_from_counts, word_shares
+from privagrad.torch.damping import damp_steps, start_from_counts, start_from_noise, word_shares
 from privagrad.torch.engine import PrivacyEngine
 from privagrad.torch.filters import KalmanFilter, LowPassFilter
 from privagrad.torch.guards.constants import public
@@ -84,6 +84,7 @@ __all__ = [
     "public",
     "second_moments",
     "start_from_counts",
+    "start_from_noise",
     "word_shares",
     "zipf_tokens",
 ]

@@ -7,7 +7,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
+from torch.optim import Adagrad, Optimizer
+
+from privagrad._internal import validate
+from privagrad.torch.adaptive_sgd import AdaptiveSGD
+from privagrad.torch.optimizer import PrivateOptimizer
 
 
 def damp_steps(optimizer: Optimizer, shares: Mapping[nn.Parameter, Tensor]) -> None:
@@ -52,6 +56,47 @@ def damp_steps(optimizer: Optimizer, shares: Mapping[nn.Parameter, Tensor]) -> N
 
     optimizer.register_step_pre_hook(remember)
     optimizer.register_step_post_hook(hold_back)
+
+
+@torch.no_grad()
+def start_from_noise(optimizer: PrivateOptimizer, steps: int, share: float = 1 / 16) -> None:
+    """Let the sums of squares of Adagrad or AdaptiveSGD start from the noise of some steps.
+
+    Private gradients are mostly noise, so that the steps fall as 1/√k: from a sum of 0 the first
+    ones would move the weights further than all others together. The noise is public.
+
+    Parameters
+    ----------
+    optimizer : PrivateOptimizer
+        From `make_private`, of one process, before its first step.
+    steps : int
+        Of the training.
+    share : float
+        The share of the steps whose noise the sums start from.
+    """
+    validate.integer("steps", steps)
+    inner = optimizer.original_optimizer
+    if not isinstance(inner, Adagrad | AdaptiveSGD):
+        raise TypeError(
+            f"Expected Adagrad or AdaptiveSGD, found {type(inner).__name__}, which has no sum of "
+            "squares: leave start_from_noise out."
+        )
+    noise = optimizer.noise_multiplier * optimizer.max_grad_norm
+    if optimizer.loss_reduction == "mean":
+        noise /= optimizer.expected_batch_size
+    squares = validate.positive("share", share) * steps * noise**2
+    variances = {name: squares / scale.full for name, scale in optimizer.scales.items()}
+    if isinstance(inner, AdaptiveSGD):
+        for group in inner.param_groups:
+            group["initial"] = sum(float(variance.sum()) for variance in variances.values())
+        return
+    for name, parameter in optimizer.tape.parameters.items():
+        if parameter not in inner.state:
+            raise ValueError(
+                "Expected one process with start_from_noise, found parameters in several parts: "
+                "give Adagrad an initial_accumulator_value."
+            )
+        inner.state[parameter]["sum"].copy_(variances[name].reshape(parameter.shape))
 
 
 def _broadcasts(shape: torch.Size, to: torch.Size) -> bool:

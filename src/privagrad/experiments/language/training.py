@@ -12,7 +12,7 @@ from typing import Any, TypedDict
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.optim import SGD, Adagrad, Optimizer
+from torch.optim import SGD, Adagrad
 from torch.utils.data import DataLoader
 
 from privagrad.experiments import DELTA
@@ -26,14 +26,13 @@ from privagrad.privacy.bands import choose_bands, with_bands
 from privagrad.privacy.events import training_event
 from privagrad.privacy.sampling import Batches
 from privagrad.torch.adaptive_sgd import AdaptiveSGD
+from privagrad.torch.damping import start_from_noise
 from privagrad.torch.engine import PrivacyEngine
 from privagrad.torch.loaders import BatchMemoryManager
 from privagrad.torch.turns import MOST_IN_MEMORY
 
 _WARM_UP = 0.1
 """The share of the steps in which the warm-up schedule rises."""
-_HEAD_START = 1 / 16
-"""The share of the steps whose noise adaptive methods start with."""
 _IN_MEMORY = 320
 """Examples in memory at once: Poisson batches of 250 are hardly ever larger."""
 
@@ -101,7 +100,8 @@ class _Training:
         if setting.private:
             scales = ellipsoid_of(setting, texts, folder.parent)
             self._make_private(scales, done, taken / self.batch)
-            head_start(self.optimizer, self.steps)
+            if setting.shaped:
+                start_from_noise(self.optimizer, self.steps)
         self.step = done * self.steps_per_epoch
         dim = sum(parameter.numel() for parameter in self.model.parameters())
         length = setting.step_size * (math.sqrt(dim) if setting.kind == "pasan" else 1.0)
@@ -209,25 +209,6 @@ def _optimizer(setting: Setting, model: LanguageModel) -> Any:
     """The plain optimizer; typed loosely, because the engine replaces it by a private one."""
     kinds: dict[str, Any] = {"dp-sgd": SGD, "sgd": SGD, "pasan": AdaptiveSGD}
     return kinds.get(setting.kind, Adagrad)(model.parameters(), lr=setting.step_size)
-
-
-def head_start(optimizer: Any, steps: int) -> None:
-    """Adaptive methods start with the sum of squares of some steps of noise.
-
-    Gradients are mostly noise, so that the steps fall as 1/sqrt(k): without this, the first steps
-    would move the weights further than all others together.
-    """
-    inner: Optimizer = optimizer.original_optimizer
-    noise = optimizer.noise_multiplier * optimizer.max_grad_norm / optimizer.expected_batch_size
-    squares = _HEAD_START * steps * noise**2
-    if isinstance(inner, Adagrad):
-        for name, parameter in optimizer.tape.parameters.items():
-            variance = squares / optimizer.scales[name].full
-            inner.state[parameter]["sum"].copy_(variance.reshape(parameter.shape))
-    elif isinstance(inner, AdaptiveSGD):
-        energy = sum(float((squares / scale.full).sum()) for scale in optimizer.scales.values())
-        for group in inner.param_groups:
-            group["initial"] = energy
 
 
 def _factors(schedule: Schedule, steps: int) -> list[float]:

@@ -13,7 +13,6 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from privagrad.experiments.language.training import head_start
 from privagrad.experiments.networks.optimizers import make_optimizer, widths_of_moments
 from privagrad.experiments.networks.settings import NETWORK_METHODS, NetworkMethod
 from privagrad.experiments.networks.shapes import (
@@ -24,6 +23,7 @@ from privagrad.experiments.networks.shapes import (
 )
 from privagrad.experiments.networks.tasks import NetworkProblem, Part, Task, load_task
 from privagrad.experiments.ring import Outcome, Trial
+from privagrad.torch.damping import start_from_noise
 from privagrad.torch.engine import PrivacyEngine
 from privagrad.torch.kronecker import dp_kfc_steps, precondition
 from privagrad.torch.moments import second_moments
@@ -117,7 +117,8 @@ class _Training:
         self.step_size = trial.step_size * first_step_size(method, sizes, factor)
         if method.private:
             self.optimizer.max_grad_norm = factor * sizes.own_norm
-            head_start(self.optimizer, self.epochs * len(self.loader))
+            if method.steps in ("adagrad", "adaptive-sgd"):
+                start_from_noise(self.optimizer, self.epochs * len(self.loader))
 
     def _make_private(self) -> None:
         method, trial = self.method, self.trial
