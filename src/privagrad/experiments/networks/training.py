@@ -135,9 +135,6 @@ class _Training:
             public_loader=self._public_batches() if following and method.public_shape else None,
             criterion=loss_of,
             random_state=self.seed,
-            # Linear layers, ReLU and a mean over rows keep rows apart. With inputs up to 1000 times
-            # as large as the outputs, verification would refuse rounding.
-            verify=False,
         )
         self._first_size = 0.0
         self._look_at_public()
