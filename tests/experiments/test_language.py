@@ -365,6 +365,20 @@ def test_correlated_noise_stays_in_the_budget(
     assert (run.noise_multiplier > plain.noise_multiplier) == (run.bands > 1)
 
 
+def test_correlated_noise_stays_in_the_budget_of_a_run_that_is_resumed(
+    folder: Path, tmp_path: Path
+) -> None:
+    """Each epoch in a process of its own, and each begins another block."""
+    setting = Setting("dp-sgd", 8.0, 1.0, epochs=3, batch_size=28, width=8, correlation=3)
+    data = texts(folder)
+    for _ in range(setting.epochs):
+        run = training._Training(setting, data, tmp_path / "run")
+        assert run.steps_per_epoch % 3
+        run.epoch(None)
+        run.save()
+    assert 7.5 < run.cost() <= 8.0
+
+
 @pytest.mark.parametrize("correlation", ["always", "-1", "0", "99"])
 def test_correlations_that_do_not_exist_are_refused(
     folder: Path, tmp_path: Path, correlation: str

@@ -342,6 +342,28 @@ class TestDraws:
         assert charged(run) == 3
         assert resumed() >= 3
 
+    @pytest.mark.parametrize("options", [{}, {"correlation": 4}, {"poisson_sampling": False}])
+    def test_what_was_paid_before_a_checkpoint_is_loaded_is_paid_again(
+        self, tmp_path: Path, options: dict[str, Any]
+    ) -> None:
+        """Whoever resumes from the file sees all that was released from it."""
+        options = {"noise_multiplier": 1.0, "poisson_sampling": True, **options}
+        path = tmp_path / "checkpoint.pt"
+        run = private(**options)
+        run.engine.save_checkpoint(path=path, module=run.module, optimizer=run.optimizer)
+        other = private(**options)
+        iterator = iter(other.loader)
+        x, y = next(iterator)
+        other.engine.load_checkpoint(path=path, module=other.module, optimizer=other.optimizer)
+        if "correlation" not in options:
+            other.step(F.cross_entropy, x, y)
+        other.step(F.cross_entropy, *next(iterator))
+        third = private(**options)
+        third.engine.load_checkpoint(path=path, module=third.module, optimizer=third.optimizer)
+        assert charged(third) == {None: 2, 4: 4}[options.get("correlation")] - (
+            not options["poisson_sampling"]
+        )
+
     def test_a_file_saved_amid_a_batch_counts_it_once(self, tmp_path: Path) -> None:
         path = tmp_path / "checkpoint.pt"
         run = private(noise_multiplier=1.0, poisson_sampling=True)

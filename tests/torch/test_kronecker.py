@@ -6,7 +6,7 @@ import copy
 import itertools
 import pickle
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -195,7 +195,7 @@ class TestGeometry:
 
     def test_public_inputs_are_white(self) -> None:
         """Mean outer products of R (x, 1) are the identity times a number at power 1."""
-        _, made, batches = prepared(dense, power=1.0, damping=1e-9)
+        _, made, batches = prepared(dense, power=1.0, damping=1e-6)
         seen: list[Tensor] = []
         for part in parts(made):
             part.core.register_forward_hook(lambda _m, inputs, _y: seen.append(inputs[0].detach()))
@@ -208,7 +208,7 @@ class TestGeometry:
     def test_public_gradients_of_outputs_are_white(self) -> None:
         module = nn.Linear(5, 3)
         batches = [(x, torch.randn(len(x), 3)) for x, _ in batches_for(dense())]
-        made = precondition(module, batches, sides="both", damping=1e-9)
+        made = precondition(module, batches, sides="both", damping=1e-6)
         seen: list[Any] = []
         core = made.get_submodule("core")
 
@@ -358,8 +358,80 @@ class TestTraining:
             moved.append(torch.cat(steps, 1))
         assert_same(moved, [-0.5 * e for e in expected], 1e-3)
 
+    def test_steps_of_dp_kfc_follow_factors_that_are_loaded(self) -> None:
+        made, other = (prepared(dense)[1] for _ in range(2))
+        optimizer = torch.optim.SGD(made.parameters(), lr=1.0)
+        dp_kfc_steps(optimizer, made)
+        for _ in range(2):
+            before = fold(made).get_submodule("0").get_parameter("weight").detach().clone()
+            (first, *_) = parts(made)
+            gradient = torch.randn_like(first.core.get_parameter("weight"))
+            first.core.get_parameter("weight").grad = gradient.clone()
+            optimizer.step()
+            after = fold(made).get_submodule("0").get_parameter("weight").detach()
+            assert first.left is not None
+            torch.testing.assert_close(before - after, gradient[:, :-1], rtol=1e-3, atol=1e-4)
+            made.load_state_dict(other.state_dict())
+
+    def test_dropout_changes_no_layer_without_factors(self) -> None:
+        module = nn.Sequential(nn.Linear(5, 40), nn.Dropout(0.5), nn.Linear(40, 3))
+        made = precondition(module, batches_for(dense()), largest=10)
+        last = parts(made)[1]
+        assert (last.left, last.right) == (None, None)
+        assert torch.equal(last.weight, module[2].weight)
+
+    def test_layers_that_carry_more_stay_as_they_are(self) -> None:
+        def more(change: Callable[[nn.Linear], Any]) -> nn.Module:
+            module = nn.Sequential(nn.Linear(5, 5), nn.Linear(5, 3))
+            change(cast(nn.Linear, module[1]))
+            return module
+
+        changes: list[Callable[[nn.Linear], Any]] = [
+            lambda layer: layer.register_buffer("mask", torch.ones(3)),
+            lambda layer: layer.register_full_backward_pre_hook(lambda *_: None),
+        ]
+        for change in changes:
+            made = precondition(more(change), batches_for(dense()))
+            assert [type(part) for part in made.children()] == [KroneckerLinear, nn.Linear]
+
+    def test_folded_modules_can_be_made_private_again(self) -> None:
+        _, made, _ = prepared(dense)
+        engine = PrivacyEngine()
+        hooks, _, _ = engine.make_private(
+            module=made, optimizer=still(made.parameters()), wrap_model=False,
+            data_loader=DataLoader(table(), batch_size=16), noise_multiplier=1.0,
+            max_grad_norm=1.0,
+        )  # fmt: skip
+        plain = fold(hooks)
+        private(plain).epoch()
+
 
 class TestRefusals:
+    def test_layers_that_are_called_from_a_list(self) -> None:
+        class Hidden(nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.first, self.last = nn.Linear(5, 5), nn.Linear(5, 3)
+                self.sequence = [self.last]
+
+            def forward(self, x: Tensor) -> Tensor:
+                y: Tensor = self.sequence[0](self.first(x))
+                return y
+
+        with pytest.raises(ValueError, match="layer last to be called as the part"):
+            precondition(Hidden(), batches_for(dense()))
+
+    def test_optimizers_that_dp_kfc_is_not_for(self) -> None:
+        _, made, _ = prepared(dense)
+        with pytest.raises(TypeError, match="found Adam"):
+            dp_kfc_steps(torch.optim.Adam(made.parameters()), made)
+        with pytest.raises(ValueError, match="lacks some"):
+            dp_kfc_steps(still(dense().parameters()), made)
+        optimizer = still(made.parameters())
+        dp_kfc_steps(optimizer, made)
+        with pytest.raises(ValueError, match="second one"):
+            dp_kfc_steps(optimizer, made)
+
     def test_modules_that_are_private_already(self) -> None:
         _, made, batches = prepared(dense)
         run = private(dense())
@@ -412,6 +484,16 @@ class TestRefusals:
             precondition(module, batches, sides="both")
         with pytest.raises(ValueError, match="gradients of layer 0 other than 0"):
             precondition(module, batches)
+
+    def test_hooks_of_parameters(self) -> None:
+        module = dense()
+        module.get_submodule("0").get_parameter("weight").register_hook(lambda g: 0 * g)
+        with pytest.raises(ValueError, match=r"hooks, found some on 0\.weight"):
+            precondition(module, batches_for(module))
+
+    def test_too_little_damping(self) -> None:
+        with pytest.raises(ValueError, match="Expected damping >= 1e-06"):
+            prepared(dense, damping=1e-7)
 
     @pytest.mark.parametrize("option", ["power", "damping", "largest"])
     def test_options_that_cannot_be(self, option: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -242,8 +243,42 @@ class TestFollowingEllipsoid:
         scale = run.optimizer.scales["weight"].full
         assert float((1 / scale).mean()) == pytest.approx(1.0, rel=1e-4)
 
+    def test_goes_on_from_a_checkpoint_as_if_there_were_none(self, tmp_path: Path) -> None:
+        """And not from what the optimizer did before it was loaded."""
+        shapes = []
+        for rests in (False, True):
+            run = self.run_of()
+            run.epoch(lambda out, y: out.sum(1).mean())
+            if rests:
+                path = tmp_path / "checkpoint.pt"
+                run.engine.save_checkpoint(path=path, module=run.module, optimizer=run.optimizer)
+                run = self.run_of()
+                run.epoch(lambda out, y: 100 * out.square().mean())
+                run.engine.load_checkpoint(path=path, module=run.module, optimizer=run.optimizer)
+            rule = run.optimizer.learned_ellipsoid
+            assert rule is not None
+            torch.manual_seed(3)
+            parameters = run.optimizer.tape.parameters
+            for parameter in parameters.values():
+                parameter.grad = torch.ones_like(parameter) * torch.randn(parameter.shape)
+            learned = rule.learn(parameters, run.optimizer.scales, 0.1, 1.0)
+            assert learned is not None
+            shapes.append(learned["weight"].full)
+        assert torch.allclose(*shapes)
+
+    def test_is_positive_in_half_precision(self) -> None:
+        """One coordinate with nearly all of the energy of many."""
+        parameter = nn.Parameter(torch.ones(1, 40_000, dtype=torch.float16))
+        parameter.grad = torch.zeros_like(parameter)
+        parameter.grad[0, 0] = 100.0
+        rule = FollowingEllipsoid(square_memory=0.5, floor=1e-6)
+        learned = rule.learn({"w": parameter}, {"w": Scale.ball(parameter)}, 1e-8, 1.0)
+        assert learned is not None
+        scale = learned["w"].full
+        assert bool(((scale > 0) & scale.isfinite()).all())
+
     def test_goes_on_in_the_shape_that_it_is_given(self) -> None:
-        """After a checkpoint, which keeps the shape and not the squares behind it."""
+        """Without the squares behind it, as at the first step."""
         parameter = nn.Parameter(torch.ones(1, 4))
         parameter.grad = torch.zeros(1, 4)
         before = Scale.of(torch.tensor([[0.5, 1.0, 2.0, 4.0]]))

@@ -62,6 +62,7 @@ class BatchCharges:
         self._fresh = False
         self._block = -1
         self._paid: Charge | None = None
+        self._paid_run = ""
         self._paid_noise = math.inf
 
     def connect(self, optimizer: PrivateOptimizer, guard: LossGuard) -> None:
@@ -171,6 +172,9 @@ class BatchCharges:
                 f"correlated noise, found {noise!r}: what is taken away of earlier noise would not "
                 "be as large. Leave correlation= out, or make another training private."
             )
+        if self._paid_run != self.accountant.run:
+            # Paid before a checkpoint was loaded: whoever resumes from that one does not see it.
+            self._paid, self._paid_run = None, self.accountant.run
         if self._paid is None:
             self._paid = self.accountant.charge(_at(self.event, noise))
         elif noise < self._paid_noise or (noise != self._paid_noise and not self.once):

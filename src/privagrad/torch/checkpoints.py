@@ -76,6 +76,8 @@ def save(
         state["ellipsoid"] = {
             name: (s.rows, s.columns, s.entries) for name, s in optimizer.scales.items()
         }
+        if optimizer.learned_ellipsoid is not None:
+            state["ellipsoid_rule"] = optimizer.learned_ellipsoid.state_dict()
         if optimizer.clipping.counts:
             state["max_grad_norm"] = optimizer.max_grad_norm
         if not optimizer.writes:
@@ -155,6 +157,8 @@ def _restore(state: dict[str, Any], parts: Parts, module_options: Options) -> No
     if isinstance(optimizer, PrivateOptimizer):
         optimizer.load_state_dict(state["optimizer_state_dict"])
         optimizer.scales = {name: Scale(*own) for name, own in state["ellipsoid"].items()}
+        if optimizer.learned_ellipsoid is not None:
+            optimizer.learned_ellipsoid.load_state_dict(state.get("ellipsoid_rule", {}))
         if optimizer.clipping.counts and "max_grad_norm" in state:
             optimizer.max_grad_norm = state["max_grad_norm"]
     for name, schedule in parts.schedules.items():

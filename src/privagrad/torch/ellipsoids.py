@@ -44,6 +44,12 @@ class EllipsoidRule(Protocol):
         scale 1, `examples` the variance of one example's gradient over that of `grad`.
         """
 
+    def state_dict(self) -> dict[str, Any]:
+        """What the next ellipsoids depend on, for checkpoints; it follows from releases alone."""
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from a state; from an empty one, as at the beginning."""
+
 
 class LearnedEllipsoid:
     """C = σ^power from the variance of private gradients: see `GradientHistory`, `SCALE_POWERS`.
@@ -86,9 +92,16 @@ class LearnedEllipsoid:
         before = visible_size(total, hidden_squares)
         after = visible_size(weighted_total, weighted_hidden_squares)
         return {
-            name: Scale.of((scale * (before / after)).to(parameters[name].dtype))
+            name: _positive(scale * (before / after), parameters[name])
             for name, scale in powers.items()
         }
+
+    def state_dict(self) -> dict[str, Any]:
+        """Nothing: after a checkpoint it learns from the steps that follow."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._histories.clear()
 
 
 class FollowingEllipsoid:
@@ -144,9 +157,23 @@ class FollowingEllipsoid:
         widths = {name: width / typical + self.floor for name, width in widths.items()}
         size = _root_mean_square(widths)
         return {
-            name: Scale.of((width / size).pow(-2.0).to(parameters[name].dtype))
+            name: _positive((width / size).pow(-2.0), parameters[name])
             for name, width in widths.items()
         }
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"squares": self._squares, "start": self._start, "left": self._left}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._squares = {name: t.clone() for name, t in state.get("squares", {}).items()}
+        self._start = {name: t.clone() for name, t in state.get("start", {}).items()}
+        self._left = float(state.get("left", 1.0))
+
+
+def _positive(values: Tensor, parameter: nn.Parameter) -> Scale:
+    """The scale in the parameter's own type, in which it is neither 0 nor infinite."""
+    limits = torch.finfo(parameter.dtype)
+    return Scale.of(values.clamp(limits.tiny, limits.max).to(parameter.dtype))
 
 
 def _root_mean_square(tensors: Mapping[str, Tensor]) -> float:

@@ -301,8 +301,8 @@ class PrivacyEngine:
         What this engine has released before is part of the target. If a schedule changes the
         noise later, the target may not be met; the report states what was composed.
         correlation="auto" takes the number of bands, up to 5, with the least predicted error in the
-        sum of the steps; 1 is independent noise, as it always is for other optimizers than SGD. It
-        follows from public numbers alone.
+        sum of the steps; 1 is independent noise, as it always is for other optimizers than SGD and
+        for ellipsoids that are learned. It follows from public numbers alone.
         """
         validate.integer("epochs", epochs)
         if self.accountant.unprotected:
@@ -328,7 +328,9 @@ class PrivacyEngine:
             )  # fmt: skip
             batches = Batches(sampling.n_examples, sampling.batch_size, releases)
             budget = target_epsilon, delta
-            if correlation != "auto" or type(optimizer) is torch.optim.SGD:
+            shape, public = options.get("ellipsoid"), options.get("public_loader")
+            learned = isinstance(shape, str) and public is None
+            if correlation != "auto" or (type(optimizer) is torch.optim.SGD and not learned):
                 bands = choose_bands(correlation, batches, *budget, None, others, MOST_IN_MEMORY)
             planned = training_event(with_bands(batches, bands))
         plan = PrivacyPlan.calibrate_event(planned, target_epsilon, delta, others)

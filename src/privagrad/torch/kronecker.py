@@ -11,17 +11,19 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
+from torch.optim import SGD, Optimizer
 
 from privagrad._internal import validate
 from privagrad.torch.kronecker_factors import kronecker_factors
 from privagrad.torch.kronecker_layers import KINDS, KroneckerLayer
 from privagrad.torch.module import PrivateForward, PrivateModule
 from privagrad.torch.moments import second_moments
-from privagrad.torch.unwrapped import PrivateHooks
+from privagrad.torch.unwrapped import PrivateCall, PrivateHooks
 
 _UNSEEN = 1e-15
 """Smaller parts of the gradients' mean square are rounding."""
+_LEAST_DAMPING = 1e-6
+"""With less, rounding in float32 would change the function."""
 
 
 def precondition(
@@ -64,7 +66,7 @@ def precondition(
         as far as A ⊗ S is their covariance; 1/2 and 2/3 are the powers of "pasan" and "pagan".
         Small powers are near a ball.
     damping : float
-        γ, over the largest eigenvalue.
+        γ, over the largest eigenvalue; at least 1e-6.
     sides : {"inputs", "both"}
         "inputs": L is the identity, so that only inputs are whitened. "both": Kronecker factors.
     largest : int
@@ -83,7 +85,11 @@ def precondition(
     module like any other: `make_private` bounds gradients of W' and adds noise to their sum.
     """
     validate.positive("power", power)
-    validate.positive("damping", damping)
+    if validate.positive("damping", damping) < _LEAST_DAMPING:
+        raise ValueError(
+            f"Expected damping >= {_LEAST_DAMPING:g}, found {damping!r}: with less, rounding "
+            "changes what the module computes."
+        )
     validate.choice("sides", sides, ("inputs", "both"))
     validate.integer("largest", largest)
     _refuse_prepared(module)
@@ -105,9 +111,17 @@ def precondition(
         _mean_squares, batches=batches, criterion=criterion, loss_reduction=loss_reduction,
         batch_first=batch_first,
     )  # fmt: skip
-    before = squares(module, {path: path for path in layers})
-    after = squares(made, {path: f"{path}.core".lstrip(".") for path in layers})
+    with torch.random.fork_rng():
+        before = squares(module, {path: path for path in layers})
+    with torch.random.fork_rng():  # the same dropout
+        after = squares(made, {path: f"{path}.core".lstrip(".") for path in layers})
     for path, layer in layers.items():
+        if after[path] < _UNSEEN * before[path]:
+            raise ValueError(
+                f"Expected layer {path} to be called as the part of the module that it is, found "
+                "that it is called by another reference, such as one in a list: use a ModuleList, "
+                "or freeze the layer with requires_grad_(False)."
+            )
         if before[path] < _UNSEEN * max(before.values()):
             raise ValueError(
                 f"Expected gradients of layer {path} other than 0 on the public batches, found "
@@ -131,6 +145,9 @@ def fold(module: nn.Module | PrivateHooks) -> nn.Module:
     if isinstance(module, PrivateModule):
         module = module.to_standard_module()
     made = copy.deepcopy(module.module if isinstance(module, PrivateHooks) else module)
+    for part in made.modules():
+        if isinstance(vars(part).get("forward"), PrivateForward | PrivateCall):
+            del vars(part)["forward"]
     parts = {id(part): part.fold() for part in made.modules() if isinstance(part, KroneckerLayer)}
     if not parts:
         raise ValueError(
@@ -150,27 +167,55 @@ def dp_kfc_steps(optimizer: Optimizer, module: nn.Module) -> None:
 
     Parameters
     ----------
-    optimizer : Optimizer
-        Before `make_private`; linear in gradients, such as SGD with or without momentum.
+    optimizer : SGD
+        With or without momentum: its steps are linear in gradients.
     module : Module
         From `precondition`.
     """
-    maps: dict[nn.Parameter, Callable[[Tensor], Tensor]] = {}
-    for part in module.modules():
-        if isinstance(part, KroneckerLayer):
-            maps.update((p, part.unwhitening()) for p in part.core.parameters())
-    if not maps:
+    plain = module.module if isinstance(module, PrivateHooks) else module
+    layers = {
+        parameter: part
+        for part in plain.modules()
+        if isinstance(part, KroneckerLayer)
+        for parameter in part.core.parameters()
+    }
+    if not layers:
         raise ValueError(
             "Expected a module from precondition(), found one without preconditioned layers."
         )
+    if not isinstance(getattr(optimizer, "original_optimizer", optimizer), SGD):
+        raise TypeError(
+            f"Expected SGD, found {type(optimizer).__name__}: steps of other optimizers are not "
+            "linear in gradients, so that mapped gradients are not mapped steps."
+        )
+    stepped = {p for group in optimizer.param_groups for p in group["params"]}
+    if not stepped >= layers.keys():
+        raise ValueError(
+            "Expected an optimizer of the module's parameters, found one that lacks some: make it "
+            "of precondition(...).parameters()."
+        )
+    if any(isinstance(hook, _Unwhiten) for hook in optimizer._optimizer_step_pre_hooks.values()):
+        raise ValueError("Expected one call of dp_kfc_steps for an optimizer, found a second one.")
+    optimizer.register_step_pre_hook(_Unwhiten(layers))
+
+
+class _Unwhiten:
+    """A hook before a step: private gradients of W' become those whose step moves W by them."""
+
+    def __init__(self, layers: Mapping[nn.Parameter, KroneckerLayer]) -> None:
+        self.layers = layers
 
     @torch.no_grad()
-    def unwhiten(*_: Any) -> None:
-        for parameter, unwhitened in maps.items():
+    def __call__(self, *_: Any) -> None:
+        for parameter, layer in self.layers.items():
             if parameter.grad is not None:
-                parameter.grad = unwhitened(parameter.grad)
+                parameter.grad = layer.unwhitened(parameter.grad)
 
-    optimizer.register_step_pre_hook(unwhiten)
+
+_HOOKS = (
+    "_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks",
+    "_state_dict_hooks", "_state_dict_pre_hooks",
+)  # fmt: skip
 
 
 def _refuse_prepared(module: nn.Module) -> None:
@@ -185,6 +230,12 @@ def _refuse_prepared(module: nn.Module) -> None:
         if isinstance(part, KroneckerLayer):
             raise ValueError(
                 "Expected a module without preconditioned layers, found some: fold() it first."
+            )
+    for name, parameter in module.named_parameters():
+        if parameter._backward_hooks:
+            raise ValueError(
+                f"Expected parameters without hooks, found some on {name}, which a copy would not "
+                "have: register them on the result."
             )
 
 
@@ -220,7 +271,9 @@ def _reason(layer: nn.Module, own: list[nn.Parameter], owners: Mapping[int, int]
         return "is frozen, or a part of it."
     if any(owners[id(p)] > 1 for p in own):
         return "shares a parameter with another module."
-    if layer._forward_hooks or layer._forward_pre_hooks or layer._backward_hooks:
+    if layer._parameters.keys() - {"weight", "bias"} or layer._buffers or layer._modules:
+        return "has more parts than a weight and a bias, which would be lost."
+    if any(vars(layer)[hooks] for hooks in _HOOKS):
         return "has hooks, which would be lost."
     return None
 

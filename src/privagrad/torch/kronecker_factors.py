@@ -81,7 +81,7 @@ def kronecker_factors(
     found = {path: _empty(path, layer, sides, largest) for path, layer in layers.items()}
     examples = [1]
     for path, layer in layers.items():
-        layer.register_forward_hook(_noting(found[path], examples))
+        layer.register_forward_hook(_noting(found[path], examples), with_kwargs=True)
     for batch in track(batches, 0, "public factors"):
         if loss_reduction == "mean":
             # δ of an example's own loss.
@@ -105,8 +105,11 @@ def _empty(path: str, layer: nn.Module, sides: str, largest: int) -> Factors:
 
 
 def _noting(factors: Factors, examples: list[int]) -> Callable[..., None]:
-    def note(layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-        rows = _rows(layer, inputs[0].detach()).double()
+    def note(
+        layer: nn.Module, inputs: tuple[Tensor, ...], named: dict[str, Tensor], output: Tensor
+    ) -> None:
+        given = inputs[0] if inputs else next(iter(named.values()))
+        rows = _rows(layer, given.detach()).double()
         if layer.bias is not None:
             rows = F.pad(rows, (0, 1), value=1.0)
         factors.add_inputs(rows)

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from privagrad.torch.per_example.linear_cross_entropy import LinearCrossEntropy
+
+
+class _Inverses(NamedTuple):
+    """The inverses `left` and `right` of factors, and which versions of them."""
+
+    of: tuple[Tensor | None, Tensor | None]
+    versions: list[int]
+    left: Tensor | None
+    right: Tensor | None
 
 
 class KroneckerLayer(nn.Module):
@@ -36,6 +44,7 @@ class KroneckerLayer(nn.Module):
         super().__init__()
         weight, bias = _parameters(plain)
         self.has_bias = bias is not None
+        self._known: _Inverses | None = None
         self.shape = weight.shape
         like: dict[str, Any] = {"dtype": weight.dtype, "device": weight.device}
         self.register_buffer("left", None if left is None else left.to(**like))
@@ -74,29 +83,37 @@ class KroneckerLayer(nn.Module):
     def rescale(self, factor: float) -> None:
         """Make the gradients of `core` longer by this factor; the function stays the same."""
         matrix = self.right if self.left is None else self.left
-        if matrix is not None:
-            matrix.mul_(factor)
+        if matrix is None:
+            return  # W' is W, whose gradients are what they are.
+        matrix.mul_(factor)
         own, bias = _parameters(self.core)
         own.div_(factor)
         if bias is not None and self.left is not None:
             bias.div_(factor)
 
-    def unwhitening(self) -> Callable[[Tensor], Tensor]:
-        """U -> L⁻¹ U R⁻¹: the step of `core`'s parameters that moves the plain ones by U."""
-        left, right = (
-            None if factor is None else torch.linalg.inv(factor.double())
-            for factor in (self.left, self.right)
-        )
+    def unwhitened(self, step: Tensor) -> Tensor:
+        """L⁻¹ U R⁻¹ for U = `step`: that of a parameter of `core` that moves the plain one by U."""
+        left, right = self._inverses()
+        moved = step.double().flatten(1) if step.dim() > 1 else step.double()
+        if left is not None:
+            moved = left @ moved
+        if right is not None and step.dim() > 1:
+            moved = moved @ right
+        return moved.reshape(step.shape).to(step)
 
-        def unwhitened(step: Tensor) -> Tensor:
-            moved = step.double().flatten(1) if step.dim() > 1 else step.double()
-            if left is not None:
-                moved = left @ moved
-            if right is not None and step.dim() > 1:
-                moved = moved @ right
-            return moved.reshape(step.shape).to(step)
-
-        return unwhitened
+    def _inverses(self) -> tuple[Tensor | None, Tensor | None]:
+        """L⁻¹ and R⁻¹, kept until a checkpoint, another process or a device changes L or R."""
+        factors = (self.left, self.right)
+        versions = [0 if f is None else f._version for f in factors]
+        known = self._known
+        if (
+            known is None
+            or known.versions != versions
+            or not all(a is b for a, b in zip(known.of, factors, strict=True))
+        ):
+            left, right = (None if f is None else torch.linalg.inv(f.double()) for f in factors)
+            self._known = known = _Inverses(factors, versions, left, right)
+        return known.left, known.right
 
     @property
     def _folded(self) -> tuple[Tensor, Tensor | None]:
@@ -154,8 +171,8 @@ class KroneckerLinear(KroneckerLayer):
     def _plain(self, like: dict[str, Any]) -> nn.Module:
         return nn.Linear(self.shape[1], self.shape[0], self.has_bias, **like)
 
-    def forward(self, x: Tensor) -> Tensor:
-        y = cast(Tensor, self.core(self._whitened(x)))
+    def forward(self, input: Tensor) -> Tensor:
+        y = cast(Tensor, self.core(self._whitened(input)))
         return y if self.left is None else F.linear(y, self.left)
 
     def _whitened(self, x: Tensor) -> Tensor:
@@ -202,8 +219,8 @@ class KroneckerConv2d(KroneckerLayer):
         options = {**self.geometry, **like}
         return nn.Conv2d(channels, out, (height, width), bias=self.has_bias, **options)
 
-    def forward(self, x: Tensor) -> Tensor:
-        y = cast(Tensor, self.core(self._whitened(x)))
+    def forward(self, input: Tensor) -> Tensor:
+        y = cast(Tensor, self.core(self._whitened(input)))
         return y if self.left is None else F.conv2d(y, self.left[:, :, None, None])
 
     def _whitened(self, x: Tensor) -> Tensor:

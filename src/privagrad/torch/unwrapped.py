@@ -23,13 +23,13 @@ class PrivateHooks:
     def __init__(self, private: PrivateModule) -> None:
         self.module = private._module
         self._private = private
-        forward: Any = _PrivateCall(private)
+        forward: Any = PrivateCall(private)
         self.module.forward = forward
 
     def cleanup(self) -> None:
         """Take the private forward passes off the module."""
         own = vars(self.module)
-        if isinstance(own.get("forward"), _PrivateCall):
+        if isinstance(own.get("forward"), PrivateCall):
             del own["forward"]
         for part in self.module.modules():
             if isinstance(vars(part).get("forward"), PrivateForward):
@@ -37,7 +37,7 @@ class PrivateHooks:
         self._private.detach()
 
 
-class _PrivateCall:
+class PrivateCall:
     """The forward of the user's module: a private pass, within which it is the module's own."""
 
     def __init__(self, private: PrivateModule) -> None:

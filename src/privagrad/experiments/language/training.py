@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypedDict
 
@@ -120,7 +121,9 @@ class _Training:
             correlation = 1
         sizes = np.array(step_sizes)
         bands = choose_bands(correlation, batches, *budget, sizes, (), MOST_IN_MEMORY)
-        planned = training_event(with_bands(batches, bands))
+        # A run that is resumed, after an epoch, begins another block.
+        steps = setting.epochs * -(-self.steps_per_epoch // bands) * bands
+        planned = training_event(with_bands(replace(batches, steps=steps), bands))
         return bands, PrivacyPlan.calibrate_event(planned, *budget).noise_multiplier
 
     def _make_private(self, ellipsoid: dict[str, Tensor] | None, done: int, share: float) -> None:
@@ -133,7 +136,7 @@ class _Training:
             max_grad_norm=setting.radius,
             ellipsoid=ellipsoid,
             correlation=self.bands,
-            # Another stream after every interruption: no noise is used twice.
+            # Another stream for each epoch that a run begins with.
             random_state=np.random.default_rng([setting.seed, done]),
         )
 
