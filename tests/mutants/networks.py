@@ -175,6 +175,16 @@ _RELEASES = (
 
 _CHARGES = (
     Mutant(
+        "what was paid before a checkpoint was loaded pays for what is released from it",
+        "torch/charging.py",
+        "if self._paid_run != self.accountant.run:",
+        "if False:",
+        (
+            f"{_CHARGING}TestDraws::"
+            "test_what_was_paid_before_a_checkpoint_is_loaded_is_paid_again[options1]",
+        ),
+    ),
+    Mutant(
         "a release is charged with the noise of the draw, not its own",
         "torch/charging.py",
         ("self._fresh = False\n            self._pay(noise)\n            return True"),
