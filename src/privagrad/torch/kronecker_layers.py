@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -20,7 +21,7 @@ class _Inverses(NamedTuple):
     right: Tensor | None
 
 
-class KroneckerLayer(nn.Module):
+class KroneckerLayer(nn.Module, ABC):
     """A layer whose weight, with the bias as its last column, is L W' R; `core` has W'.
 
     An example's gradient of W' is Lᵀ G Rᵀ where G is that of the weight. L and R are buffers;
@@ -53,13 +54,13 @@ class KroneckerLayer(nn.Module):
         self.set_weights(weight, bias)
         self.train(plain.training)
 
+    @abstractmethod
     def _core(self, plain: Any, inputs: int | None, like: dict[str, Any]) -> nn.Module:
         """The layer that is trained, with `inputs` inputs, or as many as `plain` has."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _plain(self, like: dict[str, Any]) -> nn.Module:
         """A layer like that this one was made from."""
-        raise NotImplementedError
 
     @torch.no_grad()
     def set_weights(self, weight: Tensor, bias: Tensor | None) -> None:
