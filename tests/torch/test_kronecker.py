@@ -378,7 +378,7 @@ class TestTraining:
         made = precondition(module, batches_for(dense()), largest=10)
         last = parts(made)[1]
         assert (last.left, last.right) == (None, None)
-        assert torch.equal(last.weight, module[2].weight)
+        assert torch.equal(last.weight, module.get_parameter("2.weight"))
 
     def test_layers_that_carry_more_stay_as_they_are(self) -> None:
         def more(change: Callable[[nn.Linear], Any]) -> nn.Module:

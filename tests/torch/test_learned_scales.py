@@ -264,7 +264,7 @@ class TestFollowingEllipsoid:
             learned = rule.learn(parameters, run.optimizer.scales, 0.1, 1.0)
             assert learned is not None
             shapes.append(learned["weight"].full)
-        assert torch.allclose(*shapes)
+        assert torch.allclose(shapes[0], shapes[1])
 
     def test_is_positive_in_half_precision(self) -> None:
         """One coordinate with nearly all of the energy of many."""
