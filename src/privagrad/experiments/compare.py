@@ -49,7 +49,11 @@ def run(
 
 
 def _draw(table: list[Row], stem: Path, comparison: Comparison) -> None:
-    """A dot for every method and epsilon: excess loss to the right, the best method on top."""
+    """A dot for every method and epsilon: excess loss to the right, the best method on top.
+
+    The method that the excess is measured from has none, and no dot.
+    """
+    table = [row for row in table if row.excess != 0] or table
     best = {row.method: row.excess for row in reversed(table)}
     names = sorted(best, key=lambda name: -best[name])
     fig, (axes,) = figure(1, width=7.5, height=1.2 + 0.36 * len(names))
